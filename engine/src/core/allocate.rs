@@ -161,7 +161,7 @@ impl Core {
             return Went::Nowhere;
         }
         // A change of size writes the header.
-        let written = volume.replay.is_some() || volume.is_destaging() || volume.resize.is_some();
+        let written = volume.replay.is_some() || volume.is_destaging() || volume.is_resizing();
         let free = volume.misfit().is_none() && !written;
         let served = !volume.has_waiting();
         let allocator = &mut volume.allocator;
@@ -528,7 +528,7 @@ impl Core {
             }
             self.allocation_planner(id).supply(missing, &bytes);
             // Writes and reads that follow need it as well. The header is another's to change.
-            let map = self.volume(id).map.expect("it allocates");
+            let map = self.volume(id).map().expect("it allocates");
             if missing.offset > 0 {
                 self.maps.get(map).supply(missing, &bytes);
             }

@@ -19,7 +19,6 @@ use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
 use crate::format::ledger::{LOSS_ACCEPTED, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress};
 use crate::format::record::MAX_SECTOR;
 use crate::image::{Finding, Image, Named, compare};
-use crate::log::QuotaOwner;
 use crate::open::OpenError;
 use crate::origin::Map;
 use crate::outbox::{Cx, Pending};
@@ -44,9 +43,9 @@ impl Core {
             .volumes
             .iter()
             .flatten()
-            .find(|volume| volume.name == name);
+            .find(|volume| volume.name() == name);
         if let Some(volume) = known {
-            return volume.id;
+            return volume.id();
         }
         let free = self.volumes.iter().position(|volume| volume.is_none());
         VolumeId(free.unwrap_or(self.volumes.len()) as u32)
@@ -92,7 +91,7 @@ impl Core {
             self.merge_epochs(&mut volume, 0, upto);
         }
         volume.take(&spec);
-        volume.ledger_generation = ledger.as_ref().map_or(Generation(0), |it| it.generation);
+        volume.finds_ledger(ledger.as_ref().map_or(Generation(0), |it| it.generation));
         let dropped = self.drop_destaged(&mut volume);
         let unchanged = settled.origin.filter(|_| !dropped);
         know_image(&mut volume, image, spec.policy, overlay);
@@ -103,11 +102,13 @@ impl Core {
             let journal = volume.replay.take().map(Replay::guarded);
             volume.replay = Some(journal.unwrap_or_else(Replay::of_guard));
         }
-        volume.layer = self.layer_of(&volume, spec.base_layer, unchanged);
-        volume.map = map.map(|(base, map)| self.maps.open(base, map));
+        volume.finds_layer(self.layer_of(&volume, spec.base_layer, unchanged));
+        if let Some((base, map)) = map {
+            volume.open_map(self.maps.open(base, map));
+        }
         self.join_group(&mut volume, &spec.group, spec.policy);
-        if volume.policy == Policy::Ephemeral && volume.quota_owner == QuotaOwner::NONE {
-            volume.quota_owner = self.log.open_quota();
+        if volume.lacks_quota() {
+            volume.open_quota(self.log.open_quota());
         }
         let unsaid = settled.loss_accepted;
         volume.ledger_writer =
@@ -172,7 +173,7 @@ impl Core {
             "the next serial is not destaged"
         );
         let owned = volume.policy == Policy::WriteBack;
-        let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
+        let writes = !volume.is_read_only() && volume.policy != Policy::Ephemeral;
         let keeps = writes && (owned || ledger.is_some());
         (keeps || commit).then(|| {
             let mut ledger_writer = self.ledger_writer_of(volume, ledger, owned);
@@ -192,8 +193,8 @@ impl Core {
             return self.lines.layers.base(identity);
         }
         let cached = matches!(volume.policy, Policy::WriteBack | Policy::WriteThrough);
-        let seen = origin.filter(|_| cached && !volume.read_only);
-        let name = seen.and_then(|it| name_of(volume.uuid, volume.ledger_generation, it));
+        let seen = origin.filter(|_| cached && !volume.is_read_only());
+        let name = seen.and_then(|it| name_of(volume.uuid(), volume.ledger_generation(), it));
         let kept = name.and_then(|name| self.lines.claim(name));
         if kept.is_some() {
             mark(Mark::KeptLayer);
@@ -261,20 +262,20 @@ impl Core {
     ) -> Result<Volume, (Box<Volume>, OpenError)> {
         let ledger = settled.ledger.as_ref();
         let fits = check_dirty(self.cache, &volume, spec, settled)
-            .map_err(|why| OpenError::Refused(format!("volume {}: {why}", volume.name)))
-            .and_then(|()| check_owner(self.cache, &volume.name, ledger))
+            .map_err(|why| OpenError::Refused(format!("volume {}: {why}", volume.name())))
+            .and_then(|()| check_owner(self.cache, volume.name(), ledger))
             .and_then(|()| check_image(&volume, spec, settled))
             .and_then(|()| check_stage(&volume, settled));
         if let Err(error) = fits {
             return Err((Box::new(volume), error));
         }
-        volume.stage_lost = false;
+        volume.loss_is_accepted();
         if let Some(ledger) = ledger {
             // An overlay has a name of its own until it is committed.
-            let others = ledger.volume != volume.uuid;
+            let others = ledger.volume != volume.uuid();
             if others && !spec.commit {
                 // Another image under an old name: nothing that the log has of it counts.
-                volume.uuid = ledger.volume;
+                volume.becomes(ledger.volume);
                 let next = self.generation_next.0.max(ledger.generation.0 + 1);
                 volume.set_generation(Generation(next));
                 volume.void_older();
@@ -284,7 +285,7 @@ impl Core {
                 volume.set_generation(Generation(ledger.generation.0 + 1));
             }
             // Of an overlay as well: a commit that a kill cut short of its reset has brought it.
-            let ours = ledger.volume == volume.uuid;
+            let ours = ledger.volume == volume.uuid();
             if ours && !has(Bug::IgnoreLedger) {
                 volume.reach(ledger.destaged);
             }
@@ -310,7 +311,7 @@ impl Core {
                     spec.name
                 )));
             }
-            volume.uuid = ledger.volume;
+            volume.becomes(ledger.volume);
             let next = self.generation_next.0.max(ledger.generation.0 + 1);
             volume.set_generation(Generation(next));
             volume.reach(ledger.destaged);
@@ -358,14 +359,14 @@ impl Core {
         // A journal stays for its file, which may not be as long as the volume.
         let applies = matches!(progress, Some(Progress::Apply { .. }));
         let origin_bytes = old.as_ref().filter(|_| applies);
-        let origin_bytes = origin_bytes.map_or(volume.size_bytes, |ledger| ledger.origin_bytes);
+        let origin_bytes = origin_bytes.map_or(volume.size_bytes(), |ledger| ledger.origin_bytes);
         let mut owner = self.config.host_name.clone();
         while owner.len() > OWNER_BYTES_MAX {
             owner.pop();
         }
         Ledger {
             sequence: old.as_ref().map_or(0, |ledger| ledger.sequence),
-            volume: volume.uuid,
+            volume: volume.uuid(),
             cache: self.cache,
             machine: self.config.machine,
             boot: self.config.boot,
@@ -519,7 +520,7 @@ impl Core {
         let kept =
             volume.bypass == Bypass::Held && volume.ledger_writer.as_ref().is_some_and(applying);
         // A first ledger that was cut short by a power loss is none, but there may be a file.
-        let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
+        let writes = !volume.is_read_only() && volume.policy != Policy::Ephemeral;
         let beside = volume.ledger_writer.is_some() || (writes && volume.is_attached());
         if beside && !kept && volume.removal() == Removal::No {
             volume.remove(Removal::Ordered);
@@ -596,22 +597,22 @@ impl Core {
                 && !volume.is_destaging(),
             "nothing of a volume that goes is in flight"
         );
-        assert!(volume.group.is_none(), "it has left its group");
+        assert!(volume.group().is_none(), "it has left its group");
         // What has come since it was told to go, or could not be brought to its end.
         self.checkpoint.forget(Waiter::Resize(id));
         let orders = volume.take_destage_orders();
         let waiting = volume.take_waiting().into_iter();
         let waiting = waiting.map(|waiting| waiting.request);
-        let others = volume.resize.map(|resize| resize.request());
+        let others = volume.resize_order();
         let suspend = volume.suspend_order();
-        let rebase = volume.image.rebase.and_then(|it| it.request());
+        let rebase = volume.image.rebase.as_ref().and_then(|it| it.request());
         let others = others.into_iter().chain(suspend).chain(rebase);
         for gone in waiting.chain(orders).chain(others) {
             cx.out.reply(gone, Err(Refusal::Gone));
         }
-        self.log.close_quota(volume.quota_owner);
-        self.forget_layer(volume.layer);
-        if let Some(map) = volume.map {
+        self.log.close_quota(volume.quota_owner());
+        self.forget_layer(volume.layer());
+        if let Some(map) = volume.map() {
             self.maps.close(map);
         }
         self.turns.forget(id);
@@ -703,9 +704,9 @@ fn check_dirty(
     // A change of size may have been cut short before a checkpoint named it; nothing was owed then.
     let reached = |ledger: &Ledger| {
         let last = volume.epochs.back().map(|epoch| epoch.last_serial);
-        ledger.volume == volume.uuid && last <= Some(ledger.destaged)
+        ledger.volume == volume.uuid() && last <= Some(ledger.destaged)
     };
-    if spec.size_bytes < volume.size_bytes && !ledger.is_some_and(reached) {
+    if spec.size_bytes < volume.size_bytes() && !ledger.is_some_and(reached) {
         return Err(format!(
             "has {bytes} dirty bytes and its origin has shrunk; restore the size first"
         ));
@@ -716,7 +717,7 @@ fn check_dirty(
             "has {bytes} dirty bytes in the log but its origin has no ledger; \
              was the image replaced?"
         )),
-        Some(ledger) if ledger.volume != volume.uuid => Err(format!(
+        Some(ledger) if ledger.volume != volume.uuid() => Err(format!(
             "has {bytes} dirty bytes in the log but the ledger beside its origin belongs to \
              volume {}",
             ledger.volume
@@ -742,10 +743,10 @@ fn check_dirty(
 fn check_stage(volume: &Volume, settled: &Settled) -> Result<(), OpenError> {
     let owned = settled.ledger.as_ref().is_none_or(|ledger| ledger.dirty);
     let overlay = volume.policy == Policy::Ephemeral;
-    if !volume.stage_lost || settled.without_stage || !(owned || overlay) {
+    if !volume.lost_stage() || settled.without_stage || !(owned || overlay) {
         return Ok(());
     }
-    let name = &volume.name;
+    let name = &volume.name();
     Err(OpenError::StageLost(match overlay {
         true => format!(
             "volume {name}: its overlay is lost, because the stage is gone though this host was \
@@ -775,7 +776,7 @@ enum Overlay {
 fn left_by_commit(volume: &Volume, settled: &Settled) -> Overlay {
     let ledger = settled.ledger.as_ref();
     let unknown = volume.image.under.is_unknown() && volume.policy == Policy::Ephemeral;
-    let prepares = |it: &&Ledger| it.progress == Progress::Prepare && it.volume == volume.uuid;
+    let prepares = |it: &&Ledger| it.progress == Progress::Prepare && it.volume == volume.uuid();
     let ledger = ledger.filter(prepares).filter(|_| unknown);
     match ledger.zip(settled.image_otherwise) {
         Some((ledger, image)) if of_ledger(ledger, &image) != Finding::Same => Overlay::Misfits,
@@ -798,10 +799,10 @@ fn know_image(volume: &mut Volume, image: Image, policy: Policy, overlay: Overla
         Overlay::Misfits => true,
     };
     volume.image = Known {
-        seen: match volume.read_only || policy == Policy::Ephemeral && !commits {
+        seen: match volume.is_read_only() || policy == Policy::Ephemeral && !commits {
             true => image,
             false => Image {
-                marked: image.marked.of(volume.uuid),
+                marked: image.marked.of(volume.uuid()),
                 ..image.written()
             },
         },
@@ -815,9 +816,9 @@ fn know_image(volume: &mut Volume, image: Image, policy: Policy, overlay: Overla
         Policy::Ephemeral => image.kept(),
         _ => Image::default(),
     };
-    if volume.image.overlay_misfits {
+    if volume.image.overlay_misfits && volume.tuning().reset_on != ResetOn::Command {
         // The next guest to come finds it reset.
-        volume.ended |= volume.tuning.reset_on != ResetOn::Command;
+        volume.guest_ends();
     }
 }
 
@@ -872,7 +873,7 @@ fn has_journaled(volume: Option<&Volume>, ledger: Option<&Ledger>) -> Option<Ser
     let mut epochs = volume.epochs.iter();
     let ends = epochs.any(|epoch| epoch.last_serial == upto);
     let whole = volume.policy == Policy::WriteBack && volume.state() != State::Held;
-    let has = whole && ledger.volume == volume.uuid && ends;
+    let has = whole && ledger.volume == volume.uuid() && ends;
     has.then_some(upto)
 }
 
@@ -881,7 +882,7 @@ fn has_journaled(volume: Option<&Volume>, ledger: Option<&Ledger>) -> Option<Ser
 /// the origin or the loss is accepted; so serials alone tell what became of the log of a cache
 /// device that was dead when its volumes went home.
 fn is_home(volume: &Volume, ledger: &Ledger) -> bool {
-    let since = ledger.volume == volume.uuid && ledger.generation >= volume.generation();
+    let since = ledger.volume == volume.uuid() && ledger.generation >= volume.generation();
     let lossless = ledger.compatible & LOSS_ACCEPTED == 0;
     let last = volume.epochs.back().map(|epoch| epoch.last_serial);
     let destaged = last.is_none_or(|last| last <= ledger.destaged);

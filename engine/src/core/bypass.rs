@@ -126,8 +126,8 @@ impl Core {
         for at in 0..self.volumes.len() {
             let id = VolumeId(at as u32);
             if let Some(volume) = self.find(id) {
-                volume.unread.clear();
-                self.forgive_if_read(id);
+                volume.forget_damage();
+                volume.recover_if_read();
             }
         }
     }
@@ -159,7 +159,7 @@ impl Core {
     fn enter_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         let here = volume.is_attached() && volume.is_ready() && !volume.is_detaching();
-        if !here || volume.read_only || volume.policy == Policy::Ephemeral {
+        if !here || volume.is_read_only() || volume.policy == Policy::Ephemeral {
             return;
         }
         self.abort_switch(cx, id);
@@ -369,7 +369,7 @@ impl Core {
         let Some(volume) = self.find(id) else { return };
         let logs = volume.policy == Policy::WriteBack && volume.ledger_writer.is_some();
         // A guard of the life before is looked for by a volume that has its log.
-        let replays = volume.map.is_some() && volume.replay.is_some();
+        let replays = volume.is_mapped() && volume.replay.is_some();
         if volume.policy == Policy::Ephemeral || volume.owes() || replays {
             self.checkpoint.wait(Waiter::Attach(id));
         } else if logs {

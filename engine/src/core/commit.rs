@@ -79,7 +79,7 @@ impl Core {
             "nobody is served by a volume that is committed"
         );
         assert!(
-            volume.map.is_none() || volume.image.under.is_unknown(),
+            !volume.is_mapped() || volume.image.under.is_unknown(),
             "a plan changes what the overlay lies on"
         );
         if !volume.is_dirty() {
@@ -220,7 +220,7 @@ impl Core {
         self.forget_quiesce(cx, id);
         let volume = self.volume(id);
         volume.ledger_writer = None;
-        let map = volume.map.take();
+        let map = volume.close_map();
         let left = volume.take_waiting().into_iter();
         let left = left.map(|waiting| waiting.request);
         let arrivals = volume.take_arrivals();

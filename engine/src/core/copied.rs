@@ -169,7 +169,7 @@ impl Core {
         if volume.policy != Policy::WriteThrough {
             return false;
         }
-        let (own, map) = (volume.layer, volume.map.expect("it allocates"));
+        let (own, map) = (volume.layer(), volume.map().expect("it allocates"));
         let file = match extent.lies {
             Lies::At { file, .. } | Lies::Packed { file, .. } => file,
             Lies::Nowhere => unreachable!("zeroes are not copied"),

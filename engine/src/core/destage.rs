@@ -70,12 +70,12 @@ impl Core {
             cx.out.reply(request, Err(crate::event::Refusal::Held));
             return;
         }
-        if volume.policy.is_direct() && volume.is_ready() && !volume.read_only {
+        if volume.policy.is_direct() && volume.is_ready() && !volume.is_read_only() {
             // All of it is there; on stable media it is after a sync.
             self.sync_origin(cx, id, request);
             return;
         }
-        if let Some(group) = volume.group {
+        if let Some(group) = volume.group() {
             if self.command_group(id, request, group) {
                 for member in self.members(id) {
                     self.read_bad_again(cx.now, member);
@@ -101,7 +101,7 @@ impl Core {
         if volume.is_destaging() {
             return;
         }
-        if let Some(group) = volume.group {
+        if let Some(group) = volume.group() {
             self.start_group(cx, id, group);
             return;
         }
@@ -142,7 +142,7 @@ impl Core {
     pub(super) fn is_destage_due(&mut self, now: Time, id: VolumeId) -> bool {
         let volume = self.volume(id);
         let oldest = volume.epochs.front().map_or(now, |epoch| epoch.opened);
-        let after = volume.tuning.destage_after_ms;
+        let after = volume.tuning().destage_after_ms;
         let aged = after.is_some_and(|after| now >= oldest.plus_millis(after));
         aged || self.is_room_scarce(id)
     }
@@ -157,7 +157,7 @@ impl Core {
         let volume = self.volume(id);
         // A volume that is never destaged for its age stays in the log as long as there is room:
         // it gives way within its own limit, and where it has more than its share.
-        let stays = volume.tuning.destage_after_ms.is_none() && volume.charge() <= share;
+        let stays = volume.tuning().destage_after_ms.is_none() && volume.charge() <= share;
         let scarce = low || ((full || dirty_extents_full) && !stays);
         volume.flow.is_pressing() || volume.wants_room() || scarce
     }
@@ -198,10 +198,11 @@ impl Core {
             !volume.is_in_part() || epochs > 1,
             "a write is destaged as a whole"
         );
+        let after_ms = volume.tuning().destage_after_ms;
         let epoch = volume.epochs.front_mut().expect("the volume is dirty");
         epoch.sealed = true;
         let room = journal_room(&epoch.map, piece_bytes, cluster_bytes);
-        let pace = Pace::new(volume.tuning.destage_after_ms, epoch.map.len(), epochs);
+        let pace = Pace::new(after_ms, epoch.map.len(), epochs);
         let upto = epoch.last_serial;
         volume.destage = Some(Destage {
             in_place,
@@ -450,7 +451,7 @@ impl Core {
     /// Whether a volume may send its next request to its origin; if not, it stands in line.
     pub(super) fn has_turn(&mut self, now: Time, id: VolumeId) -> bool {
         let volume = self.volume(id);
-        let (storage, weight) = (volume.storage, volume.tuning.share.weight);
+        let (storage, weight) = (volume.storage(), volume.tuning().share.weight);
         self.turns.join(now, id, storage, weight);
         let may = self.turns.may(now, id);
         if !may {
@@ -530,8 +531,7 @@ impl Core {
         }
         if let Some(image) = stat.image {
             self.ledger(id).image = image.kept();
-            let volume = self.volume(id);
-            volume.image.seen.marked = image.marked.of(volume.uuid);
+            self.volume(id).sees_mark(&image);
         }
         self.finish_destage(cx, id);
     }
@@ -697,9 +697,9 @@ impl Core {
         let all = volume.has_reached_all();
         if volume.state() == State::Stalled || volume.epochs.is_empty() {
             volume.recover();
-            volume.unread.clear();
+            volume.forget_damage();
         }
-        let layer = volume.layer;
+        let layer = volume.layer();
         for request in volume.take_reached_orders() {
             cx.out.reply(request, Ok(()));
         }
@@ -713,7 +713,7 @@ impl Core {
             self.free_later(epoch.map);
         }
         self.recount(id);
-        self.forgive_if_read(id);
+        self.volume(id).recover_if_read();
         self.commit_destaged(cx, id);
         self.touch(id);
     }

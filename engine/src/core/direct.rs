@@ -74,7 +74,7 @@ impl Core {
         let bytes = span.sectors * SECTOR_BYTES;
         let volume = self.volume(who.0);
         let cached = volume.policy == Policy::WriteThrough;
-        let layer = cached.then_some(volume.layer);
+        let layer = cached.then_some(volume.layer());
         let kind = Kind::Write {
             span,
             source,
@@ -148,18 +148,18 @@ impl Core {
             "the origin is written past the log only while the log holds nothing newer"
         );
         let cached = volume.policy == Policy::WriteThrough;
-        let in_turn = (cached || volume.map.is_some()) && !has(Bug::WriteSideBySide);
+        let in_turn = (cached || volume.is_mapped()) && !has(Bug::WriteSideBySide);
         if in_turn && volume.writes_directly_to(span) {
             mark(Mark::OverlapWaits);
             return None;
         }
-        let layer = volume.layer;
+        let layer = volume.layer();
         volume.request_begins();
         let call = DirectIo {
             volume: id,
             request,
             kind,
-            sync_after: fua || !volume.tuning.write_cache,
+            sync_after: fua || !volume.tuning().write_cache,
             waits: 1,
             failed: None,
         };
@@ -223,7 +223,7 @@ impl Core {
                     layer: Some(layer),
                 },
                 Ok(()),
-            ) if layer == volume.layer => self.keep_written(cx, layer, span, source),
+            ) if layer == volume.layer() => self.keep_written(cx, layer, span, source),
             (Kind::Sync, Err(_)) if !has(Bug::BelieveAfterFailedSync) => {
                 volume.allocator.doubt();
                 self.renew_layer(id);

@@ -313,7 +313,7 @@ impl Core {
         let volume = self.volumes[entry.volume.0 as usize]
             .as_mut()
             .expect("checked by the caller");
-        let quota_owner = volume.quota_owner;
+        let quota_owner = volume.quota_owner();
         for (at, part, _) in live_parts(volume, entry.serial, span, old) {
             let epoch = &mut volume.epochs[at];
             let content = new.advance(part.sector - span.sector);

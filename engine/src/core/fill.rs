@@ -194,14 +194,14 @@ impl Core {
     ) -> Option<Layer> {
         let op = self.reads.get(read);
         let (id, guests) = (op.volume, op.is_guests());
-        let below = is_base(layer) && layer != self.volume(id).layer;
+        let below = is_base(layer) && layer != self.volume(id).layer();
         if !guests || below {
             return None;
         }
         let span = Span::new(block * BLOCK_SECTORS, BLOCK_SECTORS);
         let volume = self.volume(id);
         let whole = span.end() <= volume.sectors() || has(Bug::CutAtVolume);
-        let map = volume.map.filter(|_| whole)?;
+        let map = volume.map().filter(|_| whole)?;
         let file = origin::owner_below(span, extents)?;
         let names = self.maps.get(map).layers();
         let name = *names.get(usize::from(file.0) - 1)?;
@@ -245,7 +245,7 @@ impl Core {
         let volume = self.reads.get(read).volume;
         let sectors = self.volume(volume).sectors();
         // A block that is kept for others is all in the volume.
-        let last = match is_base(layer) && layer != self.volume(volume).layer {
+        let last = match is_base(layer) && layer != self.volume(volume).layer() {
             true => sectors / BLOCK_SECTORS,
             false => sectors.div_ceil(BLOCK_SECTORS),
         };
@@ -615,7 +615,7 @@ impl Core {
         };
         let first_time = match fill.source {
             Source::Origin(volume) if !is_base(fill.layer) => {
-                self.volume(volume).tuning.admission == Admission::All
+                self.volume(volume).tuning().admission == Admission::All
             }
             Source::Origin(_) | Source::Device { .. } => true,
         };
@@ -644,7 +644,7 @@ impl Core {
     /// Whether a read that its origin did not give waits for another try.
     pub(super) fn may_hold(&mut self, id: VolumeId, begun: Time, now: Time) -> bool {
         let volume = self.volume(id);
-        let limit = volume.tuning.origin_timeout_ms;
+        let limit = volume.tuning().origin_timeout_ms;
         !volume.is_detaching() && limit.is_none_or(|limit| now < begun.plus_millis(limit))
     }
 }

@@ -37,7 +37,7 @@ impl Core {
     /// Why an image that allocates cannot become so large.
     pub(super) fn growth_refusal(&mut self, id: VolumeId, new_bytes: u64) -> Option<Refusal> {
         let volume = self.volume(id);
-        volume.map?;
+        volume.map()?;
         let plans = self.plans(id);
         match self.planner(id).map(|it| it.growth(new_bytes)) {
             None => Some(Refusal::Policy),
@@ -51,11 +51,11 @@ impl Core {
     pub(super) fn grow_image(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         let goes = volume.goes();
-        let resize = volume.resize.as_ref().expect("checked by the caller");
-        let rests = matches!(resize.step, Step::Wait | Step::Room) && cx.now >= resize.retry_at;
-        if goes || !rests || volume.is_between_states() {
+        let due = volume.resize_that_waits();
+        let due = due.filter(|resize| cx.now >= resize.retry_at);
+        let Some(resize) = due.filter(|_| !goes && !volume.is_between_states()) else {
             return;
-        }
+        };
         if !resize.has_room && !has(Bug::SizeBeforeRoom) {
             return self.make_room(id);
         }
@@ -75,11 +75,11 @@ impl Core {
 
     /// A plan for the room, or for a part of what goes.
     fn make_room(&mut self, id: VolumeId) {
-        let (old, new) = (self.volume(id).size_bytes, self.resizing(id).new_bytes);
+        let (old, new) = (self.volume(id).size_bytes(), self.resizing(id).new_bytes);
         let task = match new < old {
             true => {
                 // What is kept of the end does not outlive it, however this ends.
-                let layer = self.volume(id).layer;
+                let layer = self.volume(id).layer();
                 let first = new.div_ceil(BLOCK_BYTES);
                 self.forget_blocks(layer, first, old.div_ceil(BLOCK_BYTES) - first);
                 self.cut_next(id)

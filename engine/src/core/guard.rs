@@ -35,7 +35,7 @@ impl Volume {
     /// What an image says that has all writes of the volume up to this one.
     pub(super) fn mark(&self, serial: Serial) -> Mark {
         Mark {
-            volume: self.uuid,
+            volume: self.uuid(),
             generation: self.generation(),
             serial,
         }
@@ -43,8 +43,8 @@ impl Volume {
 
     /// What is to be shown of an image that it writes.
     pub(super) fn written(&self) -> Option<WrittenSnapshot> {
-        let writes = self.policy != Policy::Ephemeral && !self.read_only;
-        self.map.filter(|_| writes)?;
+        let writes = self.policy != Policy::Ephemeral && !self.is_read_only();
+        self.map().filter(|_| writes)?;
         let destage = self.destage.as_ref();
         let replay = self.replay.as_ref();
         let ledger = self.ledger_writer.as_ref().map(|it| &it.ledger);

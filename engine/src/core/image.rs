@@ -116,19 +116,19 @@ impl Core {
             // It has all of the volume, whatever else it has. Its time is our own doing.
             // One that allocates grows as it is written, and is never shorter. Another one may end
             // in the middle of a sector until that is written.
-            let odd = known.size_bytes.next_multiple_of(SECTOR_BYTES) == volume.size_bytes;
-            if volume.map.is_none() && !odd {
-                known.size_bytes = volume.size_bytes;
+            let odd = known.size_bytes.next_multiple_of(SECTOR_BYTES) == volume.size_bytes();
+            if !volume.is_mapped() && !odd {
+                known.size_bytes = volume.size_bytes();
             }
             let now = stat.image.map_or(0, |image| image.size_bytes);
-            if volume.map.is_none() && known.size_bytes < now {
-                volume.image.seen.size_bytes = now.min(volume.size_bytes);
+            if !volume.is_mapped() && known.size_bytes < now {
+                volume.image.seen.size_bytes = now.min(volume.size_bytes());
             }
             known = known.written();
         }
         let found = compare(&known, stat.image.as_ref(), stat.named);
         // The tables that a map has seen say nothing of an image that was written since.
-        let mapped = volume.map.is_some() && !writes && found != Finding::Same;
+        let mapped = volume.is_mapped() && !writes && found != Finding::Same;
         match found {
             Finding::Away => return volume.misfit().is_none(),
             _ if found.is_misfit() || mapped => self.hold_for_image(cx, id, found),
@@ -211,7 +211,7 @@ impl Core {
         self.layers += 1;
         let layer = Layer(self.layers);
         assert!(!is_base(layer), "private layers are below those of bases");
-        let old = core::mem::replace(&mut self.volume(id).layer, layer);
+        let old = self.volume(id).change_layer(layer);
         self.forget_layer(old);
     }
 }

@@ -82,7 +82,7 @@ impl Core {
 
     pub(super) fn insert_job(&mut self, now: Time, id: VolumeId, job: Job) -> u32 {
         let width = job.width();
-        let storage = self.volume(id).storage;
+        let storage = self.volume(id).storage();
         self.windows.sent(now, id, storage, width as u32);
         let destage = self.phase(id);
         destage.width += width;

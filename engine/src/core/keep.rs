@@ -99,15 +99,15 @@ impl Core {
                 .is_some_and(|it| !it.ledger.dirty);
             let sound = volume.is_attached()
                 && (volume.is_ready() || released)
-                && !volume.read_only
+                && !volume.is_read_only()
                 && volume.state() != State::Held
                 && volume.misfit().is_none()
                 && volume.replay.is_none()
                 && volume.switch.is_none()
                 && !volume.is_detaching();
-            if owner && sound && lines.layers.number(volume.layer).is_some() {
+            if owner && sound && lines.layers.number(volume.layer()).is_some() {
                 volume.close();
-                closed.push(volume.id);
+                closed.push(volume.id());
             }
         }
         closed
@@ -152,7 +152,7 @@ impl Core {
             return;
         }
         volume.request_ends();
-        let (layer, uuid, ledger) = (volume.layer, volume.uuid, volume.ledger_generation);
+        let (layer, uuid, ledger) = (volume.layer(), volume.uuid(), volume.ledger_generation());
         let name = stat.filter(|_| ok).and_then(|it| name_of(uuid, ledger, it));
         if let Some(name) = name {
             self.lines.layers.name(layer, name);

@@ -116,11 +116,13 @@ impl Core {
             volume.counters.origin.errors += 1;
             return;
         }
-        volume.ledger_generation = ledger_writer.ledger.generation;
-        match ledger_writer.step.take().expect("a step was under way") {
+        let generation = ledger_writer.ledger.generation;
+        let step = ledger_writer.step.expect("a step was under way");
+        // A claim ends when the time of the ledger is known as well.
+        ledger_writer.step.take_if(|it| *it != LedgerStep::Claim);
+        volume.finds_ledger(generation);
+        match step {
             LedgerStep::Claim => {
-                // It ends when the time of the ledger is known as well.
-                ledger_writer.step = Some(LedgerStep::Claim);
                 volume.request_begins();
                 let pending = Pending::Clock { volume: id };
                 cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Stat, 0, 0);

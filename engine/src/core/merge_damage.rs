@@ -74,7 +74,7 @@ impl Core {
             return false;
         };
         mark(Mark::Mended);
-        let quota_owner = volume.quota_owner;
+        let quota_owner = volume.quota_owner();
         let mut merged = volume.epochs.pop_front().expect("one is being destaged");
         let newer: Vec<Epoch> = volume.epochs.drain(..newest).collect();
         let destage = volume.drop_destage();
@@ -121,7 +121,7 @@ fn covering(volume: &Volume, bad: &[Want]) -> Option<usize> {
     // What a journal has does not change any more.
     let destage = volume.destage.as_ref();
     let applies = destage.is_some_and(|it| it.applies() && !it.in_place);
-    let free = volume.group.is_none() && !volume.is_committing();
+    let free = volume.group().is_none() && !volume.is_committing();
     if !free || volume.is_in_part() || applies {
         return None;
     }

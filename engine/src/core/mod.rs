@@ -72,7 +72,7 @@ use crate::round_robin::{PATIENCE_NS, QUANTUM_BYTES, RoundRobin};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
 use crate::types::{Generation, LogAddr, RequestId, Tag, Time, Uuid, VolumeId};
-use crate::volume::{Bypass, Volume};
+use crate::volume::Volume;
 use crate::window::Windows;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -195,18 +195,19 @@ impl Core {
     pub fn take_over(&mut self) {
         assert!(self.dirty_extents == 0, "it is counted once");
         for volume in self.volumes.iter_mut().flatten() {
-            if volume.policy == crate::types::Policy::Ephemeral {
-                volume.quota_owner = self.log.open_quota();
+            if volume.lacks_quota() {
+                volume.open_quota(self.log.open_quota());
             }
+            let owner = volume.quota_owner();
             for epoch in &mut volume.epochs {
                 for piece in epoch.map.pieces_from(0) {
                     let change = crate::map::Change::Added(piece);
-                    let charge = self.log.account(volume.quota_owner, change);
+                    let charge = self.log.account(owner, change);
                     epoch.charge = epoch.charge.strict_add_signed(charge);
                 }
                 self.dirty_extents += epoch.map.len();
             }
-            if volume.log_damaged {
+            if volume.has_damaged_log() {
                 volume.hold(Some("flushed records of the log are missing"));
             }
         }
@@ -487,7 +488,7 @@ impl Core {
                 self.resize(cx, volume, request, size_bytes);
             }
             Command::Tune { volume, tuning } => {
-                self.volume(volume).tuning = tuning;
+                self.volume(volume).tune(tuning);
                 self.count_writers();
                 self.count_group(volume);
                 cx.out.reply(request, Ok(()));
@@ -545,16 +546,7 @@ impl Core {
 
     /// These blocks, which the volume needs, cannot be read.
     fn mark_damaged(&mut self, now: Time, id: VolumeId, bad: impl Iterator<Item = LogAddr>) {
-        let volume = self.volume(id);
-        volume.counters.checksum_errors += 1;
-        if volume.bypass == Bypass::Held {
-            return;
-        }
-        if volume.state() != crate::snapshot::State::Damaged {
-            volume.unread.clear();
-        }
-        volume.unread.add(now, bad);
-        volume.damage("dirty data cannot be read from the cache device any more");
+        self.volume(id).meets_damage(now, bad);
     }
 
     /// Nothing that is kept clean of this volume counts any more. A base layer, which nobody
@@ -563,8 +555,8 @@ impl Core {
         self.layers += 1;
         let layer = Layer(self.layers);
         let volume = self.volume(id);
-        if !layers::is_base(volume.layer) {
-            let old = core::mem::replace(&mut volume.layer, layer);
+        if !layers::is_base(volume.layer()) {
+            let old = volume.change_layer(layer);
             self.forget_layer(old);
         }
     }

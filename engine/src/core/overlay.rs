@@ -56,12 +56,12 @@ impl Core {
         why: ResetOn,
     ) {
         let volume = self.volume(id);
-        let counts = volume.policy == Policy::Ephemeral && volume.tuning.reset_on == why;
+        let counts = volume.policy == Policy::Ephemeral && volume.tuning().reset_on == why;
         if !counts || !volume.is_dirty() {
             cx.out.reply(request, Ok(()));
             return;
         }
-        volume.ended = true;
+        volume.guest_ends();
         self.checkpoint.wait(Waiter::Leave(request));
     }
 
@@ -89,13 +89,13 @@ impl Core {
         };
         // The order to reset may have been taken back meanwhile.
         let goes_on = volume.has_sleeper() && !has(Bug::ResetUnderSleeper);
-        if volume.ended && volume.tuning.reset_on != ResetOn::Command && !goes_on {
+        if volume.is_to_be_reset() && !goes_on {
             mark(Mark::ResetAtArrival);
             self.begin_reset(cx, id);
             self.checkpoint.wait(Waiter::Renew(id));
             return;
         }
-        let ended = core::mem::take(&mut volume.ended);
+        let ended = volume.take_end();
         for request in volume.take_arrivals() {
             match ended {
                 // A checkpoint may say that it had ended; nobody goes on before another does not.
@@ -125,13 +125,12 @@ impl Core {
             "only overlays are reset, and none that is being committed"
         );
         volume.close();
-        volume.ended = false;
+        volume.take_end();
         volume.image.overlay_misfits = false;
         volume.image.under = volume.image.seen.kept();
         volume.begin_anew(generation);
         volume.recover();
-        volume.overlay.since = None;
-        let old = core::mem::replace(&mut volume.quota_owner, quota_owner);
+        let old = volume.overlay_begins_anew(quota_owner);
         let epochs = core::mem::take(&mut volume.epochs);
         self.log.close_quota(old);
         assert!(epochs.len() <= 1, "an overlay is one epoch");

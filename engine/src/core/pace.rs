@@ -47,7 +47,7 @@ impl Core {
         }
         let gauges = self.gauges(id, arriving);
         let volume = self.volume(id);
-        volume.flow.look(cx.now, &volume.tuning.flow, &gauges);
+        volume.look_at_flow(cx.now, &gauges);
         if volume.flow.is_pressing() && !volume.is_destaging() {
             self.touch(id);
         }
@@ -75,7 +75,7 @@ impl Core {
             extents_room,
             batch_left_blocks: batch.saturating_sub(moved),
             held_blocks: held + arriving,
-            queue_depth: u64::from(volume.tuning.origin_queue_depth),
+            queue_depth: u64::from(volume.tuning().origin_queue_depth),
         }
     }
 
@@ -136,7 +136,7 @@ impl Core {
             let blocks = if ok { blocks } else { 0 };
             let volume = self.volume(id);
             volume.flow.origin_done(started, now, blocks);
-            let storage = volume.storage;
+            let storage = volume.storage();
             if ok && matches!(pending, Pending::Fill { .. } | Pending::OriginRead { .. }) {
                 self.windows.read_done(now, storage, now.since(started));
             }
@@ -153,7 +153,7 @@ impl Core {
             }
         }
         for volume in self.volumes.iter_mut().flatten() {
-            volume.flow.outstanding(oldest[volume.id.0 as usize]);
+            volume.flow.outstanding(oldest[volume.id().0 as usize]);
         }
     }
 
@@ -175,7 +175,7 @@ impl Core {
         let log = self.log.gauge();
         let log_fill = log.live * 1000 / log.capacity.max(1);
         let volume = self.volume(id);
-        let (storage, fill) = (volume.storage, volume.dirty_fill().max(log_fill));
+        let (storage, fill) = (volume.storage(), volume.dirty_fill().max(log_fill));
         self.windows.is_open(now, storage, fill)
     }
 
@@ -183,7 +183,7 @@ impl Core {
     /// while there are some it keeps a quarter, and more the fuller the volume is.
     pub(super) fn destage_depth(&mut self, now: Time, id: VolumeId) -> usize {
         let volume = self.volume(id);
-        let depth = volume.tuning.origin_queue_depth.max(1) as usize;
+        let depth = volume.tuning().origin_queue_depth.max(1) as usize;
         if volume
             .guest_read_at()
             .is_none_or(|at| now.since(at) > READS_LINGER_NS)

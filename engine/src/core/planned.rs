@@ -54,7 +54,7 @@ enum Went {
 
 impl Core {
     pub(super) fn planner(&mut self, id: VolumeId) -> Option<&mut dyn Planner> {
-        let map = self.volume(id).map?;
+        let map = self.volume(id).map()?;
         self.maps.get(map).planner()
     }
 
@@ -62,7 +62,7 @@ impl Core {
     pub(super) fn plans(&mut self, id: VolumeId) -> bool {
         let volume = self.volume(id);
         let writes = volume.policy == Policy::WriteBack || volume.may_commit();
-        writes && volume.map.is_some()
+        writes && volume.is_mapped()
     }
 
     /// Takes the plan of a destage as far as it goes without waiting.

@@ -125,7 +125,7 @@ impl Core {
     /// Whether the image of this volume has all that was asked for.
     fn has_reached_rest(&mut self, id: VolumeId) -> bool {
         let members = self.members(id);
-        let grouped = self.volume(id).group.is_some();
+        let grouped = self.volume(id).group().is_some();
         let fronts = members
             .iter()
             .filter_map(|it| self.volume(*it).epochs.front().map(|epoch| epoch.cut));
@@ -225,7 +225,7 @@ impl Core {
         let rests = volume.quiesce.is_some_and(|it| it.step == Step::Rest);
         let refusal = match volume.ledger_writer.as_ref().map(|it| &it.ledger) {
             _ if !rests => Refusal::NotQuiesced,
-            _ if !volume.is_still() || volume.map.is_none() => Refusal::Busy,
+            _ if !volume.is_still() || !volume.is_mapped() => Refusal::Busy,
             Some(ledger) if ledger.progress == Progress::Idle && !stopping => {
                 return self.succeed(cx, id, Step::Announce, request);
             }
@@ -343,9 +343,9 @@ impl Core {
         let volume = self.volume(id);
         assert!(written && volume.holds_for_exchange(), "the host was told");
         assert!(!volume.is_destaging(), "the image has rested all the time");
-        let old = core::mem::replace(&mut volume.layer, own);
+        let old = volume.change_layer(own);
         volume.image.seen = Image {
-            marked: image.marked.of(volume.uuid),
+            marked: image.marked.of(volume.uuid()),
             ..image.written()
         };
         let quiesce = volume.quiesce.as_mut().expect("it is empty");
@@ -353,10 +353,10 @@ impl Core {
         let ledger = volume.ledger_writer.as_mut();
         let ledger = &mut ledger.expect("write-back volumes have a ledger").ledger;
         ledger.image = image.kept();
-        let before = volume.map.take().expect("it is an image of a format");
+        let before = volume.close_map().expect("it is an image of a format");
         self.maps.close(before);
         let map = self.maps.open(name, map);
-        self.volume(id).map = Some(map);
+        self.volume(id).open_map(map);
         self.promote_layer(old, below);
         self.open_for_requests(cx, id);
     }

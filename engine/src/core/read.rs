@@ -145,7 +145,7 @@ impl Core {
             Goal::Table(table) => table.layer,
             Goal::Guest { .. } => {
                 let id = op.volume;
-                self.volume(id).layer
+                self.volume(id).layer()
             }
         }
     }

@@ -48,12 +48,12 @@ impl Core {
         let plans = self.plans(id);
         let volume = self.volume(id);
         let busy =
-            volume.resize.is_some() || volume.quiesce.is_some() || volume.image.rebase.is_some();
-        let size = volume.size_bytes / SECTOR_BYTES;
+            volume.is_resizing() || volume.quiesce.is_some() || volume.image.rebase.is_some();
+        let size = volume.size_bytes() / SECTOR_BYTES;
         let inside = order.own.iter().all(|it| it.end() <= size);
         let refusal = match volume.state() {
             _ if volume.is_gone() => Some(Refusal::Gone),
-            _ if volume.read_only || !volume.owns_image() || !plans => Some(Refusal::Policy),
+            _ if volume.is_read_only() || !volume.owns_image() || !plans => Some(Refusal::Policy),
             _ if !inside => Some(Refusal::OutOfRange),
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
@@ -187,7 +187,7 @@ impl Core {
         );
         rebase.step = Step::Exchanged;
         volume.image.seen = Image {
-            marked: image.marked.of(volume.uuid),
+            marked: image.marked.of(volume.uuid()),
             ..image.written()
         };
         let writer = volume.ledger_writer.as_mut();
@@ -198,9 +198,10 @@ impl Core {
         if has(Bug::KeepMovedMap) {
             return;
         }
-        let before = volume.map.take().expect("it is an image of a format");
+        let before = volume.close_map().expect("it is an image of a format");
         self.maps.close(before);
-        self.volume(id).map = Some(self.maps.open(name, map));
+        let map = self.maps.open(name, map);
+        self.volume(id).open_map(map);
     }
 
     /// The host has exchanged what is open, or has given that up.

@@ -266,7 +266,7 @@ impl Core {
 
     /// A request to the storage of a volume counts like one of a destage.
     fn replay_sent(&mut self, now: Time, id: VolumeId, bytes: u64) {
-        let storage = self.volume(id).storage;
+        let storage = self.volume(id).storage();
         self.windows.sent(now, id, storage, 1);
         self.turns.spend(now, id, bytes);
     }
@@ -546,9 +546,11 @@ impl Core {
             .expect("its ledger names a journal");
         if let Some(image) = stat.image {
             ledger_writer.ledger.image = image.kept();
-            volume.image.seen.marked = image.marked.of(volume.uuid);
         }
         ledger_writer.ledger.reach(upto, Progress::Idle);
+        if let Some(image) = stat.image {
+            volume.sees_mark(&image);
+        }
         self.write_ledger(cx, id, LedgerStep::Finish);
     }
 

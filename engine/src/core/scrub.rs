@@ -326,7 +326,7 @@ impl Core {
                 if let Some(Content::Data(addr)) = content {
                     let blocks = (addr.0 + span.sectors).div_ceil(BLOCK_SECTORS) - addr.block();
                     let of = Of::Dirty {
-                        volume: of.id,
+                        volume: of.id(),
                         span,
                     };
                     checks.push(Check { of, addr, blocks });

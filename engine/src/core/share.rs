@@ -59,13 +59,6 @@ fn min_blocks(share: Share) -> u64 {
     share.min_bytes.div_ceil(BLOCK_BYTES)
 }
 
-fn used(volume: &Volume, pool: Pool) -> u64 {
-    match pool {
-        Pool::Log => volume.charge(),
-        Pool::Map => volume.dirty_extents(),
-    }
-}
-
 /// The part of a pool of `capacity` that nobody can take from a volume that writes.
 fn part(reserved: &Reserved, volume: &Volume, log_capacity: u64, capacity: u64) -> u64 {
     let log_half = (log_capacity / 2).max(1);
@@ -76,25 +69,13 @@ fn part(reserved: &Reserved, volume: &Volume, log_capacity: u64, capacity: u64) 
         ..
     } = *reserved;
     // A volume that was attached with a reserve that does not fit any more has less.
-    let min = min_blocks(volume.tuning.share) * log_half / blocks.max(log_half);
+    let min = min_blocks(volume.tuning().share) * log_half / blocks.max(log_half);
     let rest = log_half.saturating_sub(blocks);
-    let weight = u64::from(volume.tuning.share.weight);
+    let weight = u64::from(volume.tuning().share.weight);
     let even = rest / 2 / writers.max(1);
     let weighted = rest / 2 * weight / weights.max(weight);
     let of_log = u128::from(min + even + weighted);
     (of_log * u128::from(capacity / 2) / u128::from(log_half)) as u64
-}
-
-/// What the part of a volume still has to give.
-fn kept(volume: &Volume) -> Parts {
-    if !volume.takes_log() {
-        return Parts::default();
-    }
-    let left = |pool| volume.own.part.of(pool).saturating_sub(used(volume, pool));
-    Parts {
-        log: left(Pool::Log),
-        map: left(Pool::Map),
-    }
 }
 
 impl Core {
@@ -103,17 +84,16 @@ impl Core {
         let mut reserved = Reserved::default();
         for volume in self.volumes.iter().flatten().filter(|v| v.takes_log()) {
             reserved.writers += 1;
-            reserved.weights += u64::from(volume.tuning.share.weight);
-            reserved.blocks += min_blocks(volume.tuning.share);
+            reserved.weights += u64::from(volume.tuning().share.weight);
+            reserved.blocks += min_blocks(volume.tuning().share);
         }
         self.reserved = reserved;
         let capacity = [Pool::Log, Pool::Map].map(|pool| self.budget(pool).capacity);
         for volume in self.volumes.iter_mut().flatten() {
             let [log, map] = capacity.map(|it| part(&reserved, volume, capacity[0], it));
-            volume.own.part = Parts { log, map };
-            volume.own.kept = kept(volume);
-            self.reserved.kept.log += volume.own.kept.log;
-            self.reserved.kept.map += volume.own.kept.map;
+            let kept = volume.take_part(Parts { log, map });
+            self.reserved.kept.log += kept.log;
+            self.reserved.kept.map += kept.map;
         }
         let kept = self.reserved.kept;
         assert!(
@@ -126,8 +106,7 @@ impl Core {
     pub(super) fn recount(&mut self, id: VolumeId) {
         let volume = self.volumes[id.0 as usize].as_mut();
         let volume = volume.expect("checked by the caller");
-        let (now, before) = (kept(volume), volume.own.kept);
-        volume.own.kept = now;
+        let (before, now) = volume.recount_kept();
         let all = &mut self.reserved.kept;
         assert!(
             before.log <= all.log && before.map <= all.map,
@@ -163,7 +142,7 @@ impl Core {
 
     /// Blocks of the log that a volume can count on.
     pub(super) fn share(&self, id: VolumeId) -> u64 {
-        self.counted(id).own.part.log
+        self.counted(id).part(Pool::Log)
     }
 
     fn counted(&self, id: VolumeId) -> &Volume {
@@ -175,9 +154,9 @@ impl Core {
     /// theirs.
     pub(super) fn most(&self, id: VolumeId, pool: Pool) -> u64 {
         let (volume, budget) = (self.counted(id), self.budget(pool));
-        let others = self.reserved.kept.of(pool) - volume.own.kept.of(pool);
-        let free = (used(volume, pool) + budget.capacity).saturating_sub(budget.used + others);
-        volume.own.part.of(pool).max(free)
+        let others = self.reserved.kept.of(pool) - volume.kept(pool);
+        let free = (volume.uses(pool) + budget.capacity).saturating_sub(budget.used + others);
+        volume.part(pool).max(free)
     }
 
     /// Whether a volume may take `need` more of a pool.
@@ -188,10 +167,10 @@ impl Core {
             return Room::Own;
         }
         let volume = self.counted(id);
-        if used(volume, pool) + need <= volume.own.part.of(pool) {
+        if volume.uses(pool) + need <= volume.part(pool) {
             return Room::Own;
         }
-        let others = self.reserved.kept.of(pool) - volume.own.kept.of(pool);
+        let others = self.reserved.kept.of(pool) - volume.kept(pool);
         if budget.used + need + others <= budget.capacity {
             Room::Common
         } else {
@@ -205,7 +184,7 @@ impl Core {
         if room == Room::Own || (room == Room::Common && !self.admission.is_contended(now)) {
             return true;
         }
-        let weight = self.volume(id).tuning.share.weight;
+        let weight = self.volume(id).tuning().share.weight;
         if !self.admission.is_at_work(now, id) {
             // What it did not take in time is not its own any more.
             self.admission.rest(id);

@@ -47,9 +47,9 @@ impl Core {
 fn waits_for_destage(volume: &Volume) -> bool {
     volume.is_commanded()
         || volume.policy != Policy::WriteBack
-        || volume.group.is_some()
+        || volume.group().is_some()
         || volume.switch.is_some()
-        || volume.resize.is_some()
+        || volume.is_resizing()
         || volume.image.rebase.is_some()
         || volume.is_detaching()
         || volume.is_suspending()

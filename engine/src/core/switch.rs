@@ -66,7 +66,7 @@ impl Core {
             _ if volume.is_detaching() || !volume.is_attached() => Some(Refusal::Gone),
             _ if ephemeral && wanted != volume.policy => Some(Refusal::Policy),
             // A plan has its journal.
-            _ if volume.map.is_some() && wanted == Policy::WriteBack && !journal_possible => {
+            _ if volume.is_mapped() && wanted == Policy::WriteBack && !journal_possible => {
                 Some(Refusal::Policy)
             }
             _ if volume.misfit().is_some() => Some(Refusal::Held),
@@ -81,7 +81,7 @@ impl Core {
             return;
         }
         if wanted == Policy::WriteBack && volume.policy.is_direct() {
-            volume.journal_possible = journal_possible;
+            volume.journal_place_found(journal_possible);
         }
         let switch = volume.switch.get_or_insert_with(|| Switch {
             configured: false,
@@ -181,12 +181,12 @@ impl Core {
             "a volume that goes keeps its policy"
         );
         let wanted = volume.switch.as_ref().expect("it starts").wanted;
-        let owned = volume.policy == Policy::WriteBack && !volume.read_only;
+        let owned = volume.policy == Policy::WriteBack && !volume.is_read_only();
         if wanted == volume.policy {
             self.end_switch(cx, id, wanted);
         } else if owned {
             self.next_round(id);
-        } else if wanted == Policy::WriteBack && !volume.read_only {
+        } else if wanted == Policy::WriteBack && !volume.is_read_only() {
             self.set_step(id, Step::Quiet);
         } else {
             self.end_switch(cx, id, wanted);

@@ -44,7 +44,7 @@ impl Core {
             return Resolved::Ready(alloc::vec![origin::Extent { span: part, lies }]);
         }
         let id = op.volume;
-        let resolved = match self.volume(id).map {
+        let resolved = match self.volume(id).map() {
             None => origin::raw(part),
             Some(map) => self.maps.get(map).resolve(part),
         };
@@ -93,7 +93,7 @@ impl Core {
         }
         op.waits += 1;
         let id = op.volume;
-        let map = self.volume(id).map.expect("raw images have no tables");
+        let map = self.volume(id).map().expect("raw images have no tables");
         let behind = Behind {
             read,
             part,
@@ -178,7 +178,7 @@ impl Core {
         if has(Bug::KeepTables) {
             return;
         }
-        let map = self.volume(id).map.expect("raw images have no tables");
+        let map = self.volume(id).map().expect("raw images have no tables");
         let identity = self.maps.get(map).tables()[0];
         let layer = self.lines.layers.base(identity);
         let all = [(0, u64::MAX / 2)];
@@ -236,7 +236,7 @@ impl Core {
         volume.counters.origin.reads += 1;
         volume.counters.origin.read_bytes += bytes;
         volume.guest_reads(cx.now);
-        let storage = volume.storage;
+        let storage = volume.storage();
         self.windows.read_sent(cx.now, storage);
         cx.transfer(pending, Purpose::GuestRead, device, op, offset, slices);
     }

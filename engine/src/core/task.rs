@@ -55,7 +55,7 @@ impl Core {
     /// The plan is at the image.
     pub(super) fn task_reached(&mut self, id: VolumeId) {
         // One that goes was left without its order.
-        if self.volume(id).resize.is_some() {
+        if self.volume(id).is_resizing() {
             self.room_made(id);
         }
         if self.volume(id).image.rebase.is_some() {
@@ -96,12 +96,12 @@ impl Core {
         volume.drop_destage();
         volume.recover_if_stalled();
         let as_it_is = volume.mark(upto);
-        let resize = volume.resize.take();
+        let resize = volume.give_up_resize();
         // The disk is as the file says.
         self.planner(id).expect("it has planned").begin(as_it_is);
         self.turns.rest(id);
         match resize {
-            Some(resize) => cx.out.reply(resize.request(), Err(refusal)),
+            Some(order) => cx.out.reply(order, Err(refusal)),
             None => self.refuse_rebase(cx, id, refusal),
         }
         self.touch(id);

@@ -51,6 +51,11 @@ impl Volume {
         self.image.misfit.or(overlay)
     }
 
+    /// The image says so, as it was written.
+    pub fn sees_mark(&mut self, image: &Image) {
+        self.image.seen.marked = image.marked.of(self.uuid);
+    }
+
     /// Requests may begin.
     pub fn serves(&self) -> bool {
         self.is_ready() && self.misfit().is_none() && !self.holds_for_exchange()

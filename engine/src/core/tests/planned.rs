@@ -410,7 +410,7 @@ fn an_image_that_allocates_is_what_it_was_until_its_journal_counts() {
 fn set_destage(host: &mut Host, volume: VolumeId, destage: DestageMode) {
     let tuning = Tuning {
         destage,
-        ..host.core.volume(volume).tuning
+        ..*host.core.volume(volume).tuning()
     };
     let order = host.order(Command::Tune { volume, tuning });
     assert_eq!(host.answer(order), Some(Ok(())));

@@ -2,7 +2,7 @@
 
 use super::{Host, fine, none, spec, syncs_origin, writes_journal, writes_origin};
 use crate::engine::{OpenError, Otherwise, settle_for};
-use crate::event::{Command, Device, Io, IoError, Op, Refusal};
+use crate::event::{Command, Device, Io, IoError, Op, Refusal, Tuning};
 use crate::format::ledger::Progress;
 use crate::image::Finding;
 use crate::snapshot::State;
@@ -242,7 +242,11 @@ fn a_volume_whose_image_is_another_one_is_let_go_in_the_middle_of_its_replay() {
     let (mut host, disk, _) = killed_in_a_destage();
     host.hold(reads_journal);
     host.attach_with_journal(disk);
-    host.core.volume(disk).tuning.origin_queue_depth = 1;
+    let volume = host.core.volume(disk);
+    volume.tune(Tuning {
+        origin_queue_depth: 1,
+        ..*volume.tuning()
+    });
     host.fail(|io| writes_origin(io).then_some(IoError::Failed));
     host.hold(none);
     host.core.volume(disk).image.misfit = Some(Finding::Replaced);
@@ -260,7 +264,7 @@ fn a_volume_whose_device_failed_is_let_go_in_the_middle_of_a_step_of_its_ledger(
     let order = host.destage(disk);
     host.pass(100);
     assert_eq!(host.answer(order), None, "its ledger is being written");
-    host.core.volume(disk).bypass = super::super::Bypass::Held;
+    host.core.volume(disk).bypass = crate::volume::Bypass::Held;
     let gone = host.order(Command::Detach {
         volume: disk,
         discard_dirty: true,
