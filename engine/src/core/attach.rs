@@ -25,7 +25,7 @@ use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
 use crate::settle::Settled;
 use crate::snapshot::State;
-use crate::types::{Generation, Policy, RequestId, SECTOR_BYTES, Serial, Time, Uuid, VolumeId};
+use crate::types::{Generation, Policy, RequestId, SECTOR_BYTES, Serial, Uuid, VolumeId};
 use crate::volume::destage::Phase;
 use crate::volume::ledger::LedgerStep;
 use crate::volume::{Bypass, Known, LedgerWriter, Removal, Replay, Switch, Volume};
@@ -91,7 +91,7 @@ impl Core {
             self.merge_epochs(&mut volume, 0, upto);
         }
         volume.take(&spec);
-        volume.finds_ledger(ledger.as_ref().map_or(Generation(0), |it| it.generation));
+        volume.finds_ledger(ledger.as_ref());
         let dropped = self.drop_destaged(&mut volume);
         let unchanged = settled.origin.filter(|_| !dropped);
         know_image(&mut volume, image, spec.policy, overlay);
@@ -111,9 +111,9 @@ impl Core {
             volume.open_quota(self.log.open_quota());
         }
         let unsaid = settled.loss_accepted;
-        volume.ledger_writer =
-            self.ledger_writer_at_attach(&volume, ledger, spec.commit, (image, unsaid));
-        let kept = volume.ledger_writer.is_some() || volume.replay.is_none();
+        let writer = self.ledger_writer_at_attach(&volume, ledger, spec.commit, (image, unsaid));
+        writer.into_iter().for_each(|it| volume.keep_ledger(it));
+        let kept = volume.has_ledger() || volume.replay.is_none();
         assert!(kept, "a journal that is left has a ledger");
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
@@ -176,12 +176,8 @@ impl Core {
         let writes = !volume.is_read_only() && volume.policy != Policy::Ephemeral;
         let keeps = writes && (owned || ledger.is_some());
         (keeps || commit).then(|| {
-            let mut ledger_writer = self.ledger_writer_of(volume, ledger, owned);
-            // Nothing of ours writes it from here on without a word in the ledger.
-            ledger_writer.ledger.image = image.kept();
-            let new = volume.policy.is_direct() && ledger_writer.ledger.go_past_log();
-            ledger_writer.unsaid = unsaid || new;
-            ledger_writer
+            let ledger = self.ledger_of(volume, ledger, owned);
+            LedgerWriter::of_attached(ledger, image, volume.policy.is_direct(), unsaid)
         })
     }
 
@@ -325,29 +321,24 @@ impl Core {
     }
 
     /// The ledger of a volume as it is to be written next; `dirty` claims it.
-    pub(super) fn ledger_writer_of(
-        &self,
-        volume: &Volume,
-        old: Option<Ledger>,
-        dirty: bool,
-    ) -> LedgerWriter {
+    fn ledger_of(&self, volume: &Volume, old: Option<Ledger>, dirty: bool) -> Ledger {
         let mut ledger = self.claim_of(volume, old);
         ledger.dirty = dirty;
         if dirty {
             // Who claims has synced the origin.
             ledger.compatible &= !PAST_LOG;
         }
-        LedgerWriter {
-            ledger,
-            step: None,
-            piece: None,
-            failed: false,
-            unsaid: false,
-            moves: false,
-            below_unsaid: false,
-            clock_ahead_ns: 0,
-            clock_there: (0, Time(0)),
-        }
+        ledger
+    }
+
+    /// The same, with the writer that it gets.
+    pub(super) fn ledger_writer_of(
+        &self,
+        volume: &Volume,
+        old: Option<Ledger>,
+        dirty: bool,
+    ) -> LedgerWriter {
+        LedgerWriter::new(self.ledger_of(volume, old, dirty))
     }
 
     fn claim_of(&self, volume: &Volume, old: Option<Ledger>) -> Ledger {
@@ -393,10 +384,9 @@ impl Core {
         }
         let Some(volume) = self.find(id) else { return };
         let owner = volume.policy == Policy::WriteBack;
-        let says = |ledger_writer: &LedgerWriter| {
-            owner || ledger_writer.unsaid && !has(Bug::KeepLossToItself)
-        };
-        let says = volume.ledger_writer.as_ref().is_some_and(says);
+        let says =
+            |writer: &LedgerWriter| owner || writer.is_unsaid() && !has(Bug::KeepLossToItself);
+        let says = volume.ledger_writer().is_some_and(says);
         if says && !has(Bug::ServeUnclaimed) {
             self.write_ledger(cx, id, LedgerStep::Claim);
         } else {
@@ -428,11 +418,9 @@ impl Core {
         }
         let clean = !volume.is_dirty() && !volume.is_destaging() && !volume.has_waiting();
         let clean = clean && volume.replay.is_none() && volume.image.rebase.is_none();
-        let Some(ledger_writer) = volume.ledger_writer.as_mut() else {
-            return;
-        };
-        if clean && ledger_writer.step.is_none() && ledger_writer.ledger.dirty {
-            ledger_writer.ledger.dirty = false;
+        let owned = volume.ledger().is_some_and(|it| it.dirty);
+        if clean && owned && !volume.is_ledger_busy() {
+            volume.written_ledger().release();
             volume.close();
             self.write_ledger(cx, id, LedgerStep::Release);
         }
@@ -501,27 +489,21 @@ impl Core {
             self.turns.rest(id);
         }
         let volume = self.volume(id);
-        let ledger_busy = volume
-            .ledger_writer
-            .as_ref()
-            .is_some_and(|ledger_writer| ledger_writer.step.is_some());
         let busy = volume.is_destaging()
             || volume.has_requests()
             || volume.has_reads()
             || volume.is_committing()
-            || ledger_busy;
+            || volume.is_ledger_busy();
         if busy || volume.removal() == Removal::Ordered {
             return;
         }
         // A journal that is being applied is the only whole state there is.
-        let applying = |ledger_writer: &LedgerWriter| {
-            matches!(ledger_writer.ledger.progress, Progress::Apply { .. })
-        };
-        let kept =
-            volume.bypass == Bypass::Held && volume.ledger_writer.as_ref().is_some_and(applying);
+        let applying = volume.ledger_writer();
+        let applying = applying.is_some_and(LedgerWriter::names_journal);
+        let kept = volume.bypass == Bypass::Held && applying;
         // A first ledger that was cut short by a power loss is none, but there may be a file.
         let writes = !volume.is_read_only() && volume.policy != Policy::Ephemeral;
-        let beside = volume.ledger_writer.is_some() || (writes && volume.is_attached());
+        let beside = volume.has_ledger() || (writes && volume.is_attached());
         if beside && !kept && volume.removal() == Removal::No {
             volume.remove(Removal::Ordered);
             let pending = Pending::Remove { volume: id };

@@ -30,12 +30,11 @@ use super::Core;
 use super::checkpoint::Waiter;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
-use crate::format::ledger::PAST_LOG;
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::{CacheState, State};
 use crate::types::{Policy, RequestId, Time, VolumeId};
 use crate::volume::ledger::LedgerStep;
-use crate::volume::{Bypass, Volume};
+use crate::volume::{Bypass, LedgerWriter, Volume};
 
 /// How long a device may fail before guests stop waiting for it. Longer than the resets of a
 /// controller usually take, shorter than the patience of a guest's file system.
@@ -212,10 +211,10 @@ impl Core {
         if !self.volume(id).policy.is_direct() {
             return;
         }
-        if self.volume(id).ledger_writer.is_none() {
+        if !self.volume(id).has_ledger() {
             let volume = self.volumes[id.0 as usize].as_ref().expect("just seen");
             let ledger_writer = self.ledger_writer_of(volume, None, false);
-            self.volume(id).ledger_writer = Some(ledger_writer);
+            self.volume(id).keep_ledger(ledger_writer);
         }
         let volume = self.volume(id);
         let back = volume.bypass == Bypass::Bypassed || configured;
@@ -247,15 +246,10 @@ impl Core {
             return;
         }
         assert!(!volume.is_dirty(), "the origin has what the log has");
-        let ledger_writer = volume
-            .ledger_writer
-            .as_mut()
-            .expect("claimed volumes have a ledger");
-        if ledger_writer.step.is_some() {
+        if volume.is_ledger_busy() {
             return;
         }
-        ledger_writer.ledger.dirty = false;
-        ledger_writer.ledger.go_past_log();
+        volume.written_ledger().release_past_log();
         self.write_ledger(cx, id, LedgerStep::Release);
     }
 
@@ -270,10 +264,9 @@ impl Core {
         }
         // Another step of the ledger has ended; ours is still to come. The device may be good by
         // now, and then nobody else looks.
-        if volume
-            .ledger_writer
-            .as_ref()
-            .is_none_or(|ledger_writer| ledger_writer.ledger.compatible & PAST_LOG == 0)
+        if !volume
+            .ledger_writer()
+            .is_some_and(LedgerWriter::is_past_log)
         {
             return self.release_past_log(cx, id);
         }
@@ -367,7 +360,7 @@ impl Core {
     /// A volume that joins while the device fails. One that owes something waits for the device.
     fn attach_past_log(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        let logs = volume.policy == Policy::WriteBack && volume.ledger_writer.is_some();
+        let logs = volume.policy == Policy::WriteBack && volume.has_ledger();
         // A guard of the life before is looked for by a volume that has its log.
         let replays = volume.is_mapped() && volume.replay.is_some();
         if volume.policy == Policy::Ephemeral || volume.owes() || replays {

@@ -33,7 +33,7 @@ use crate::volume::ledger::LedgerStep;
 impl Volume {
     /// It was attached to be committed, and has its image alone.
     pub(super) fn may_commit(&self) -> bool {
-        self.policy == Policy::Ephemeral && self.ledger_writer.is_some()
+        self.policy == Policy::Ephemeral && self.has_ledger()
     }
 
     /// Its commit is decided, and goes to an image that is not raw.
@@ -67,8 +67,7 @@ impl Core {
         let volume = self.volume(id);
         // The guard of an image that is not raw is cleared first.
         let waits = volume.is_ready() && volume.is_committing();
-        let writer = volume.ledger_writer.as_ref();
-        let busy = volume.replay.is_some() || writer.is_some_and(|it| it.step.is_some());
+        let busy = volume.replay.is_some() || volume.is_ledger_busy();
         if !waits || busy {
             return;
         }
@@ -182,8 +181,8 @@ impl Core {
             return volume.is_ready();
         }
         assert!(!volume.is_dirty(), "what is let go of owes nothing");
-        match &volume.ledger_writer {
-            Some(writer) => writer.step.is_none() && !writer.failed && !writer.ledger.dirty,
+        match volume.ledger_writer() {
+            Some(writer) => writer.says_clean(),
             None => volume.is_ready(),
         }
     }
@@ -196,14 +195,13 @@ impl Core {
             self.abandon_destage(id);
         }
         let volume = self.volume(id);
-        let step = volume.ledger_writer.as_ref().and_then(|it| it.step);
         // A write that has begun ends by itself, unless the device fails.
         let begun = volume.is_in_part() && !failed;
         let busy = begun
             || volume.has_requests()
             || volume.has_reads()
             || volume.is_destaging()
-            || step.is_some();
+            || volume.is_ledger_busy();
         if !volume.is_suspending() || busy {
             return;
         }
@@ -219,7 +217,7 @@ impl Core {
         self.end_given_up(id);
         self.forget_quiesce(cx, id);
         let volume = self.volume(id);
-        volume.ledger_writer = None;
+        volume.leave_ledger();
         let map = volume.close_map();
         let left = volume.take_waiting().into_iter();
         let left = left.map(|waiting| waiting.request);

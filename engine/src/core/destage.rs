@@ -26,7 +26,7 @@ use super::Core;
 use super::jobs::JOB_PIECES_MAX;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal, Stat};
-use crate::format::ledger::{Ledger, Progress};
+use crate::format::ledger::Progress;
 use crate::log::Waiter;
 use crate::map::{Content, ExtentMap};
 use crate::outbox::{Cx, Pending};
@@ -182,8 +182,7 @@ impl Core {
         let piece_bytes = self.scratch.piece_bytes();
         let cluster_bytes = self.planned_cluster(id);
         let volume = self.volume(id);
-        let ledger_writer = volume.ledger_writer.as_ref();
-        let sequence = ledger_writer.map_or(0, |it| it.ledger.sequence);
+        let sequence = volume.ledger().map_or(0, |it| it.sequence);
         let in_place = volume.effective_destage() == DestageMode::InPlace;
         let epochs = volume.epochs.len() as u64;
         assert!(
@@ -513,10 +512,7 @@ impl Core {
         let destage = self.phase(id);
         destage.phase = Phase::Finish;
         let upto = destage.upto;
-        let ledger = self.ledger(id);
-        assert!(ledger.destaged <= upto, "a destage goes forward");
-        ledger.progress = Progress::Idle;
-        ledger.destaged = upto;
+        self.volume(id).written_ledger().finish(upto);
         self.write_ledger(cx, id, LedgerStep::Finish);
     }
 
@@ -530,19 +526,11 @@ impl Core {
             return;
         }
         if let Some(image) = stat.image {
-            self.ledger(id).image = image.kept();
-            self.volume(id).sees_mark(&image);
+            let volume = self.volume(id);
+            volume.written_ledger().sees_image(&image);
+            volume.sees_mark(&image);
         }
         self.finish_destage(cx, id);
-    }
-
-    fn ledger(&mut self, id: VolumeId) -> &mut Ledger {
-        &mut self
-            .volume(id)
-            .ledger_writer
-            .as_mut()
-            .expect("write-back volumes have a ledger")
-            .ledger
     }
 
     pub(super) fn stat_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
@@ -596,16 +584,16 @@ impl Core {
         destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
         let (upto, journal_sequence, journal_bytes) =
             (destage.upto, destage.journal_sequence, destage.journal_at);
-        self.note_apply(now, id, &stat);
-        self.ledger(id).progress = if journaled {
-            Progress::Apply {
+        let writer = self.volume(id).written_ledger();
+        writer.note_apply(now, &stat);
+        writer.apply(match journaled {
+            true => Progress::Apply {
                 upto,
                 journal_sequence,
                 journal_bytes,
-            }
-        } else {
-            Progress::Cut(upto)
-        };
+            },
+            false => Progress::Cut(upto),
+        });
         self.write_ledger(cx, id, LedgerStep::Begin);
     }
 
@@ -616,14 +604,9 @@ impl Core {
         destage.phase = Phase::Prepare;
         destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
         let (in_place, upto) = (destage.in_place, destage.upto);
-        self.note_apply(now, id, stat);
-        let ledger = self.ledger(id);
-        ledger.progress = match ledger.progress {
-            // An image between two states is that until a journal has been applied.
-            Progress::Cut(before) => Progress::Cut(before.max(upto)),
-            _ if in_place && !has(Bug::CutUnsaid) => Progress::Cut(upto),
-            _ => Progress::Prepare,
-        };
+        let writer = self.volume(id).written_ledger();
+        writer.note_apply(now, stat);
+        writer.prepare(upto, in_place);
         self.write_ledger(cx, id, LedgerStep::Prepare);
     }
 

@@ -59,10 +59,7 @@ impl Core {
         if !resize.has_room && !has(Bug::SizeBeforeRoom) {
             return self.make_room(id);
         }
-        let writer = volume.ledger_writer.as_mut();
-        let writer = writer.expect("written images have a ledger");
-        if writer.ledger.image.mtime_ns != 0 {
-            writer.ledger.image = writer.ledger.image.written();
+        if volume.written_ledger().image_is_written() {
             return self.write_ledger(cx, id, LedgerStep::Resize);
         }
         let Some(piece) = self.scratch.take_piece() else {

@@ -47,7 +47,7 @@ impl Volume {
         self.map().filter(|_| writes)?;
         let destage = self.destage.as_ref();
         let replay = self.replay.as_ref();
-        let ledger = self.ledger_writer.as_ref().map(|it| &it.ledger);
+        let ledger = self.ledger();
         Some(WrittenSnapshot {
             guarded: destage.is_some_and(|it| it.guarded)
                 || replay.is_some_and(|it| it.reached || it.upto > Serial(0)),
@@ -142,10 +142,9 @@ impl Core {
         replay.step = Step::Reached;
         let upto = replay.upto;
         let stat = replay.stat.expect("the image was looked at");
-        self.note_apply(cx.now, id, &stat);
-        let ledger_writer = self.volume(id).ledger_writer.as_mut();
-        let ledger = &mut ledger_writer.expect("written images have a ledger").ledger;
-        ledger.reach(upto, Progress::Prepare);
+        let writer = self.volume(id).written_ledger();
+        writer.note_apply(cx.now, &stat);
+        writer.reach(upto, Progress::Prepare);
         self.write_ledger(cx, id, LedgerStep::Reached);
     }
 
@@ -230,8 +229,7 @@ impl Core {
         let set = cleared != sector;
         let volume = self.volume(id);
         volume.replay().header.clone_from(&cleared);
-        let ledger_writer = volume.ledger_writer.as_ref();
-        let ledger = &ledger_writer.expect("written images have a ledger").ledger;
+        let ledger = volume.written_ledger().ledger();
         let idle = matches!(ledger.progress, Progress::Idle | Progress::Cut(_));
         let destaged = ledger.destaged;
         let replay = volume.replay();

@@ -93,10 +93,7 @@ impl Core {
         for volume in self.volumes.iter_mut().flatten() {
             let owner = matches!(volume.policy, Policy::WriteBack | Policy::WriteThrough);
             // An orderly stop has closed it already, because it is clean.
-            let released = volume
-                .ledger_writer
-                .as_ref()
-                .is_some_and(|it| !it.ledger.dirty);
+            let released = volume.ledger().is_some_and(|it| !it.dirty);
             let sound = volume.is_attached()
                 && (volume.is_ready() || released)
                 && !volume.is_read_only()

@@ -53,7 +53,7 @@ impl Core {
         }
         let parking = self.parking.as_ref().expect("just seen");
         let waits = |v: &Volume| {
-            let writes = v.ledger_writer.as_ref().is_some_and(|it| it.step.is_some());
+            let writes = v.is_ledger_busy();
             // Nothing is left to be destaged, but the image has its guard: no program opens it.
             let guards = v.replay.as_ref().is_some_and(|it| it.guards) && !v.is_dirty();
             writes || guards

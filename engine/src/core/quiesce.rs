@@ -223,7 +223,7 @@ impl Core {
         let stopping = self.stopping;
         let volume = self.volume(id);
         let rests = volume.quiesce.is_some_and(|it| it.step == Step::Rest);
-        let refusal = match volume.ledger_writer.as_ref().map(|it| &it.ledger) {
+        let refusal = match volume.ledger() {
             _ if !rests => Refusal::NotQuiesced,
             _ if !volume.is_still() || !volume.is_mapped() => Refusal::Busy,
             Some(ledger) if ledger.progress == Progress::Idle && !stopping => {
@@ -262,9 +262,7 @@ impl Core {
         assert!(volume.is_still(), "nothing writes image or ledger");
         let quiesce = volume.quiesce.as_mut().expect("its image rests");
         (quiesce.step, quiesce.order) = (step, Some(request));
-        let ledger = volume.ledger_writer.as_mut();
-        let ledger = &mut ledger.expect("write-back volumes have a ledger").ledger;
-        ledger.may_succeed = step == Step::Announce;
+        volume.written_ledger().announce(step == Step::Announce);
         self.write_ledger(cx, id, LedgerStep::Exchange);
     }
 
@@ -350,9 +348,7 @@ impl Core {
         };
         let quiesce = volume.quiesce.as_mut().expect("it is empty");
         quiesce.step = Step::Exchanged;
-        let ledger = volume.ledger_writer.as_mut();
-        let ledger = &mut ledger.expect("write-back volumes have a ledger").ledger;
-        ledger.image = image.kept();
+        volume.written_ledger().sees_image(&image);
         let before = volume.close_map().expect("it is an image of a format");
         self.maps.close(before);
         let map = self.maps.open(name, map);

@@ -100,23 +100,23 @@ impl Core {
             volume.has_requests() || volume.has_reads() || filling,
         );
         let serves = volume.is_ready() && !volume.is_detaching();
-        let writer = volume.ledger_writer.as_mut();
+        let says = volume.is_ledger_busy();
         let Some(rebase) = volume.image.rebase.as_mut().filter(|_| serves) else {
             return;
         };
-        let writer = writer.expect("written images have a ledger");
-        if destages || writer.step.is_some() {
+        if destages || says {
             return;
         }
         match rebase.step {
             Step::Wait => {
                 assert!(rebase.request.is_some(), "an order waits for its plan");
                 rebase.step = Step::Plan;
-                writer.moves = rebase.moves();
+                let moves = rebase.moves();
                 let (onto, own) = (rebase.order.onto.clone(), &rebase.order.own[..]);
                 let early = onto.is_some() && has(Bug::MoveBeforeOwn);
                 let own = if early { &[][..] } else { own };
                 let task = Task::new(Errand::Own(onto), own);
+                volume.written_ledger().begin_move(moves);
                 self.start_task(id, task);
             }
             Step::Reached => {
@@ -190,11 +190,7 @@ impl Core {
             marked: image.marked.of(volume.uuid()),
             ..image.written()
         };
-        let writer = volume.ledger_writer.as_mut();
-        let writer = writer.expect("written images have a ledger");
-        writer.ledger.image = image.kept();
-        assert!(writer.moves && !writer.ledger.dirty, "so the ledger says");
-        writer.below_unsaid = false;
+        volume.written_ledger().image_is_moved(&image);
         if has(Bug::KeepMovedMap) {
             return;
         }
@@ -220,11 +216,8 @@ impl Core {
         if let Some(order) = rebase.request.replace(request) {
             cx.out.reply(order, Err(Refusal::Io));
         }
-        let writer = self.volume(id).ledger_writer.as_mut();
-        let writer = writer.expect("written images have a ledger");
-        // What is open is seen again and again; the next start finds what the header names.
-        writer.below_unsaid |= given_up;
         if given_up {
+            self.volume(id).written_ledger().move_is_left();
             mark(Mark::MoveLeft);
         }
         self.claim_again(cx, id);
@@ -235,13 +228,10 @@ impl Core {
         let volume = self.volume(id);
         let rebase = volume.image.rebase.as_mut().expect("checked by the caller");
         rebase.step = Step::Claim;
-        let writer = volume.ledger_writer.as_mut();
-        let writer = writer.expect("written images have a ledger");
-        (writer.moves, writer.ledger.dirty) = (false, !has(Bug::ServeMoved));
-        if rebase.refusal.is_some() {
-            // The image stands where it stood.
-            writer.ledger.image.below = volume.image.seen.below;
-        }
+        // The image of one that was refused stands where it stood.
+        let refused = rebase.refusal.is_some();
+        let stays_on = refused.then_some(volume.image.seen.below);
+        volume.written_ledger().end_move(stays_on);
         self.write_ledger(cx, id, LedgerStep::Move);
     }
 

@@ -503,7 +503,7 @@ impl Core {
         }
         replay.step = Step::Begin;
         replay.apply_until = cx.now.plus_millis(APPLY_MS_MAX / 3);
-        self.note_apply(cx.now, id, stat);
+        self.volume(id).written_ledger().note_apply(cx.now, stat);
         self.write_ledger(cx, id, LedgerStep::Begin);
     }
 
@@ -540,17 +540,11 @@ impl Core {
         let volume = self.volume(id);
         volume.replay().step = Step::Finish;
         let upto = volume.replay().upto;
-        let ledger_writer = volume
-            .ledger_writer
-            .as_mut()
-            .expect("its ledger names a journal");
         if let Some(image) = stat.image {
-            ledger_writer.ledger.image = image.kept();
-        }
-        ledger_writer.ledger.reach(upto, Progress::Idle);
-        if let Some(image) = stat.image {
+            volume.written_ledger().sees_image(&image);
             volume.sees_mark(&image);
         }
+        volume.written_ledger().reach(upto, Progress::Idle);
         self.write_ledger(cx, id, LedgerStep::Finish);
     }
 
@@ -571,8 +565,7 @@ impl Core {
     /// Goes on with what waited for a replay.
     pub(super) fn resume_behind_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        let ledger_writer = volume.ledger_writer.as_ref();
-        let destaged = ledger_writer.map_or(Serial(0), |it| it.ledger.destaged);
+        let destaged = volume.ledger().map_or(Serial(0), |it| it.destaged);
         volume.reach(destaged);
         let upto = volume.destaged();
         let epochs = volume.epochs.iter();
@@ -595,11 +588,7 @@ impl Core {
             replay.rests() && replay.table_piece.is_none() && !volume.is_in_part(),
             "nothing of it is on its way"
         );
-        let ledger_writer = volume
-            .ledger_writer
-            .as_mut()
-            .expect("its ledger names a journal");
-        ledger_writer.ledger.progress = Progress::Cut(replay.upto);
+        volume.written_ledger().journal_is_lost(replay.upto);
         self.merge_epochs(&mut volume, 0, replay.upto);
         volume.want(replay.upto);
         self.volumes[id.0 as usize] = Some(volume);

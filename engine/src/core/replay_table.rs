@@ -70,11 +70,7 @@ impl Core {
     fn take_replay_table(&mut self, id: VolumeId) {
         let piece_bytes = self.scratch.piece_bytes();
         let volume = self.volume(id);
-        let ledger_writer = volume
-            .ledger_writer
-            .as_ref()
-            .expect("its ledger names a journal");
-        let ledger = ledger_writer.ledger.clone();
+        let ledger = volume.written_ledger().ledger().clone();
         let replay = volume.replay();
         replay.unreadable_since = None;
         replay.pause.end();

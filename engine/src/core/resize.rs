@@ -85,8 +85,7 @@ impl Core {
         let Some(resize) = volume.resize_that_waits() else {
             return;
         };
-        let ledger_writer = volume.ledger_writer.as_ref();
-        let writes = destages || ledger_writer.is_some_and(|it| it.step.is_some());
+        let writes = destages || volume.is_ledger_busy();
         let shrinks = resize.new_bytes < resize.old_bytes;
         if !serves || writes || (shrinks && touched) {
             return;
@@ -98,10 +97,7 @@ impl Core {
         if volume.is_mapped() {
             return self.grow_image(cx, id);
         }
-        if let Some(writer) = volume.ledger_writer.as_mut()
-            && writer.ledger.image.mtime_ns != 0
-        {
-            writer.ledger.image = writer.ledger.image.written();
+        if volume.has_ledger() && volume.written_ledger().image_is_written() {
             self.write_ledger(cx, id, LedgerStep::Resize);
             return;
         }

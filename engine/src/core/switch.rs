@@ -225,16 +225,10 @@ impl Core {
             !volume.is_dirty(),
             "the log holds nothing that the origin has not"
         );
-        let ledger_writer = volume
-            .ledger_writer
-            .as_mut()
-            .expect("claimed volumes have a ledger");
-        if ledger_writer.step.is_some() {
+        if volume.is_ledger_busy() {
             return false;
         }
-        ledger_writer.ledger.dirty = false;
-        // A log that does not know the volume has to know from here that its flushes owe a sync.
-        ledger_writer.ledger.go_past_log();
+        volume.written_ledger().release_past_log();
         self.set_step(id, Step::Release);
         self.write_ledger(cx, id, LedgerStep::Release);
         false
@@ -283,13 +277,11 @@ impl Core {
     fn claim_by_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volumes[id.0 as usize].as_ref();
         let volume = volume.expect("checked by the caller");
-        let writer = volume.ledger_writer.as_ref();
-        if self.stopping || writer.is_some_and(|it| it.step.is_some()) {
+        if self.stopping || volume.is_ledger_busy() {
             return;
         }
-        let old = writer.map(|it| it.ledger.clone());
-        let ledger_writer = self.ledger_writer_of(volume, old, true);
-        self.volume(id).ledger_writer = Some(ledger_writer);
+        let ledger_writer = self.ledger_writer_of(volume, volume.ledger().cloned(), true);
+        self.volume(id).keep_ledger(ledger_writer);
         self.set_step(id, Step::Claim);
         self.write_ledger(cx, id, LedgerStep::Claim);
     }

@@ -43,8 +43,7 @@ impl Core {
         let room = journal_room(&task.map, piece_bytes, cluster_bytes);
         let volume = self.volume(id);
         assert!(!volume.is_destaging(), "one plan at a time");
-        let writer = volume.ledger_writer.as_ref();
-        let sequence = writer.map_or(0, |it| it.ledger.sequence);
+        let sequence = volume.ledger().map_or(0, |it| it.sequence);
         // It brings no write to the image.
         let destage = Destage::new(Phase::Look, volume.destaged(), sequence, room);
         let task = Some(task);
@@ -69,12 +68,11 @@ impl Core {
         let Some(volume) = self.find(id).filter(|it| it.misfit().is_some()) else {
             return;
         };
-        let step = volume.ledger_writer.as_ref().and_then(|it| it.step);
         let early = volume.destage.as_ref().is_some_and(|it| {
             let in_step = matches!(it.phase, Phase::Prepare | Phase::Begin);
             it.task.is_some() && it.is_idle() && !it.waiting && !it.applying && !in_step
         });
-        if early && step.is_none() && !volume.is_detaching() {
+        if early && !volume.is_ledger_busy() && !volume.is_detaching() {
             self.refuse_task(cx, id, Refusal::Held);
         }
     }

@@ -140,11 +140,6 @@ impl Volume {
         self.ledger_generation
     }
 
-    /// Its host has found one, or none.
-    pub fn finds_ledger(&mut self, generation: Generation) {
-        self.ledger_generation = generation;
-    }
-
     /// The last guest has ended, so that the next one finds a clean disk.
     pub fn has_ended(&self) -> bool {
         self.ended

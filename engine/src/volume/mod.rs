@@ -131,7 +131,7 @@ pub struct Volume {
     pub epochs: VecDeque<Epoch>,
     /// Of the newest epoch that there was.
     pub epoch_number: EpochNumber,
-    pub ledger_writer: Option<LedgerWriter>,
+    ledger_writer: Option<LedgerWriter>,
     /// Of the ledger as it is on its medium; 0 while there is none.
     ledger_generation: Generation,
     pub destage: Option<Destage>,
@@ -345,13 +345,6 @@ impl Volume {
     pub fn hit_hard_limit(&mut self) {
         self.flow.hit_hard_limit();
         self.want_room();
-    }
-
-    /// Its ledger could not be written; due again.
-    pub fn ledger_failed(&self) -> bool {
-        self.ledger_writer
-            .as_ref()
-            .is_some_and(|ledger_writer| ledger_writer.failed)
     }
 
     /// Blocks of the log that its extents keep alive.

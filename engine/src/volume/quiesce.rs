@@ -71,8 +71,6 @@ impl Volume {
 
     /// Nothing of a destage is on its way, and nothing of its ledger.
     pub(crate) fn is_still(&self) -> bool {
-        let ledger = self.ledger_writer.as_ref();
-        let written = ledger.is_some_and(|it| it.step.is_some());
-        self.is_ready() && !self.is_destaging() && !written
+        self.is_ready() && !self.is_destaging() && !self.is_ledger_busy()
     }
 }

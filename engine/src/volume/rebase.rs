@@ -46,13 +46,6 @@ impl Volume {
         self.image.rebase.as_ref().is_some_and(Rebase::moves)
     }
 
-    /// Its header names another file below it than the one that is open: the host has given a move
-    /// up.
-    pub(crate) fn names_another(&self) -> bool {
-        let writer = self.ledger_writer.as_ref();
-        writer.is_some_and(|it| it.below_unsaid)
-    }
-
     /// Its plan is not at the image yet, which stands where it stood.
     pub(crate) fn plans_move(&self) -> bool {
         let early = |it: &Rebase| matches!(it.step, Step::Wait | Step::Plan | Step::Reached);

@@ -138,7 +138,7 @@ impl Volume {
 
     /// A destage in place was cut short: another one has to reach its end first.
     pub(crate) fn is_between_states(&self) -> bool {
-        let ledger = self.ledger_writer.as_ref().map(|it| &it.ledger);
+        let ledger = self.ledger();
         self.map.is_some() && ledger.is_some_and(|it| matches!(it.progress, Progress::Cut(_)))
     }
 }
