@@ -82,7 +82,7 @@ impl Core {
     /// Where a write goes at once, if all of it has its place in the file.
     pub(super) fn placed(&mut self, id: VolumeId, span: Span) -> Option<Vec<(Span, u64)>> {
         let volume = self.volume(id);
-        if volume.allocator.stale || volume.replay.is_some() {
+        if volume.allocator.stale || volume.is_replaying() {
             return None;
         }
         let places = self.planner(id)?.in_place(span)?;
@@ -161,7 +161,7 @@ impl Core {
             return Went::Nowhere;
         }
         // A change of size writes the header.
-        let written = volume.replay.is_some() || volume.is_destaging() || volume.is_resizing();
+        let written = volume.is_replaying() || volume.is_destaging() || volume.is_resizing();
         let free = volume.misfit().is_none() && !written;
         let served = !volume.has_waiting();
         let allocator = &mut volume.allocator;

@@ -14,7 +14,7 @@ use super::checkpoint::Waiter;
 use super::image::of_ledger;
 use super::keep::name_of;
 use crate::adversary::{Bug, Mark, has, mark};
-use crate::event::{Device, Op, Purpose, Refusal, ResetOn, Stat, VolumeSpec};
+use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
 use crate::format::ledger::{LOSS_ACCEPTED, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress};
 use crate::format::record::MAX_SECTOR;
@@ -28,7 +28,7 @@ use crate::snapshot::State;
 use crate::types::{Generation, Policy, RequestId, SECTOR_BYTES, Serial, Uuid, VolumeId};
 use crate::volume::destage::Phase;
 use crate::volume::ledger::LedgerStep;
-use crate::volume::{Bypass, Known, LedgerWriter, Removal, Replay, Switch, Volume};
+use crate::volume::{Bypass, LedgerWriter, Removal, Replay, Volume};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -113,7 +113,7 @@ impl Core {
         let unsaid = settled.loss_accepted;
         let writer = self.ledger_writer_at_attach(&volume, ledger, spec.commit, (image, unsaid));
         writer.into_iter().for_each(|it| volume.keep_ledger(it));
-        let kept = volume.has_ledger() || volume.replay.is_none();
+        let kept = volume.has_ledger() || !volume.is_replaying();
         assert!(kept, "a journal that is left has a ledger");
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
@@ -370,7 +370,7 @@ impl Core {
             origin_bytes,
             mtime_before_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_before_ns),
             mtime_limit_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_limit_ns),
-            image: volume.image.seen.kept(),
+            image: volume.seen_image().kept(),
             may_succeed: false,
             compatible: old.map_or(0, |ledger| ledger.compatible),
         }
@@ -417,7 +417,7 @@ impl Core {
             return;
         }
         let clean = !volume.is_dirty() && !volume.is_destaging() && !volume.has_waiting();
-        let clean = clean && volume.replay.is_none() && volume.image.rebase.is_none();
+        let clean = clean && !volume.is_replaying() && !volume.is_rebasing();
         let owned = volume.ledger().is_some_and(|it| it.dirty);
         if clean && owned && !volume.is_ledger_busy() {
             volume.written_ledger().release();
@@ -456,8 +456,7 @@ impl Core {
         let volume = self.volume(id);
         let waiting = volume.take_waiting();
         let orders = volume.take_destage_orders();
-        let switch = volume.switch.take();
-        for request in switch.into_iter().flat_map(|switch| switch.waiters) {
+        for request in volume.drop_switch().0 {
             cx.out.reply(request, Err(Refusal::Gone));
         }
         for waiting in waiting {
@@ -500,7 +499,7 @@ impl Core {
         // A journal that is being applied is the only whole state there is.
         let applying = volume.ledger_writer();
         let applying = applying.is_some_and(LedgerWriter::names_journal);
-        let kept = volume.bypass == Bypass::Held && applying;
+        let kept = volume.bypass() == Bypass::Held && applying;
         // A first ledger that was cut short by a power loss is none, but there may be a file.
         let writes = !volume.is_read_only() && volume.policy != Policy::Ephemeral;
         let beside = volume.has_ledger() || (writes && volume.is_attached());
@@ -544,7 +543,7 @@ impl Core {
         );
         // What it still needs cannot be read. A step of its ledger goes to its end first.
         let in_step = matches!(destage.phase, Phase::Prepare | Phase::Begin | Phase::Finish);
-        let stuck = volume.bypass == Bypass::Held || volume.misfit().is_some();
+        let stuck = volume.bypass() == Bypass::Held || volume.misfit().is_some();
         let early = early || (stuck && !in_step);
         if early && destage.jobs.len() == 0 && !destage.waiting {
             if destage.table_pieces() > 0 {
@@ -587,7 +586,7 @@ impl Core {
         let waiting = waiting.map(|waiting| waiting.request);
         let others = volume.resize_order();
         let suspend = volume.suspend_order();
-        let rebase = volume.image.rebase.as_ref().and_then(|it| it.request());
+        let rebase = volume.rebase_order();
         let others = others.into_iter().chain(suspend).chain(rebase);
         for gone in waiting.chain(orders).chain(others) {
             cx.out.reply(gone, Err(Refusal::Gone));
@@ -621,10 +620,10 @@ fn policy_at_attach(volume: &mut Volume, spec: &VolumeSpec, ledger: Option<&Ledg
     let unsynced = volume.policy.is_direct() && spec.policy == Policy::WriteBack;
     let unsynced = unsynced && !has(Bug::StartWithoutSync);
     volume.policy = if unfinished {
-        volume.switch = Some(Switch::towards(spec.policy));
+        volume.begin_switch(spec.policy);
         Policy::WriteBack
     } else if unsynced && !owes && !spec.read_only {
-        volume.switch = Some(Switch::towards(spec.policy));
+        volume.begin_switch(spec.policy);
         volume.policy
     } else {
         spec.policy
@@ -757,7 +756,7 @@ enum Overlay {
 /// Whether the image is what a commit that was cut short before it was decided has left.
 fn left_by_commit(volume: &Volume, settled: &Settled) -> Overlay {
     let ledger = settled.ledger.as_ref();
-    let unknown = volume.image.under.is_unknown() && volume.policy == Policy::Ephemeral;
+    let unknown = volume.image_under().is_unknown() && volume.policy == Policy::Ephemeral;
     let prepares = |it: &&Ledger| it.progress == Progress::Prepare && it.volume == volume.uuid();
     let ledger = ledger.filter(prepares).filter(|_| unknown);
     match ledger.zip(settled.image_otherwise) {
@@ -769,7 +768,7 @@ fn left_by_commit(volume: &Volume, settled: &Settled) -> Overlay {
 /// What a volume knows its image by from now on. An overlay lies on the image that was there when
 /// its first write came; on another one it must not be read.
 fn know_image(volume: &mut Volume, image: Image, policy: Policy, overlay: Overlay) {
-    let (under, commits) = (volume.image.under, overlay == Overlay::Commits);
+    let (under, commits) = (volume.image_under(), overlay == Overlay::Commits);
     assert!(
         !commits || policy == Policy::Ephemeral,
         "an overlay is committed"
@@ -780,28 +779,18 @@ fn know_image(volume: &mut Volume, image: Image, policy: Policy, overlay: Overla
         Overlay::Commits => false,
         Overlay::Misfits => true,
     };
-    volume.image = Known {
-        seen: match volume.is_read_only() || policy == Policy::Ephemeral && !commits {
-            true => image,
-            false => Image {
-                marked: image.marked.of(volume.uuid()),
-                ..image.written()
-            },
-        },
-        overlay_misfits: lies && misfits,
-        ..Known::default()
+    let seen = match volume.is_read_only() || policy == Policy::Ephemeral && !commits {
+        true => image,
+        false => volume.written_image(&image),
     };
-    volume.image.under = match policy {
+    let under = match policy {
         // The ledger tells, also at a start after the next.
         Policy::Ephemeral if commits || overlay == Overlay::Misfits => Image::default(),
         Policy::Ephemeral if lies && !under.is_unknown() => under,
         Policy::Ephemeral => image.kept(),
         _ => Image::default(),
     };
-    if volume.image.overlay_misfits && volume.tuning().reset_on != ResetOn::Command {
-        // The next guest to come finds it reset.
-        volume.guest_ends();
-    }
+    volume.knows_image(seen, under, lies && misfits);
 }
 
 /// Whether an overlay lies on another image than this.
@@ -820,7 +809,7 @@ fn check_image(volume: &Volume, spec: &VolumeSpec, settled: &Settled) -> Result<
     let (name, bytes) = (&spec.name, volume.dirty_bytes());
     if spec.policy == Policy::Ephemeral {
         let image = settled.image_otherwise.unwrap_or(image);
-        let found = overlay_misfit(&volume.image.under, &image);
+        let found = overlay_misfit(&volume.image_under(), &image);
         if !spec.commit || found == Finding::Same || !volume.epochs.iter().any(left) {
             return Ok(());
         }

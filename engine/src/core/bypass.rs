@@ -116,7 +116,7 @@ impl Core {
 
     /// Why a volume does without the log.
     pub(super) fn bypass_reason(&self, volume: &Volume) -> Option<&'static str> {
-        volume.bypass.reason(self.health.gone)
+        volume.bypass().reason(self.health.gone)
     }
 
     /// What a device did not give while it failed says nothing of what it has. Who reads what is
@@ -164,11 +164,11 @@ impl Core {
         self.abort_switch(cx, id);
         let volume = self.volume(id);
         let logs = volume.policy == Policy::WriteBack && volume.state() != State::Held;
-        if !logs || volume.bypass != Bypass::None {
+        if !logs || !volume.is_with_log() {
             return;
         }
         mark(Mark::Rescue);
-        volume.bypass = Bypass::Emergency;
+        volume.enter_bypass();
         if has(Bug::AnswerBeforeRescue) {
             self.answer_log_waiters(cx, id, Ok(()));
         }
@@ -202,10 +202,9 @@ impl Core {
         if !volume.switch_waits_for_log() {
             return;
         }
-        let switch = volume.switch.take().expect("one is under way");
+        let (orders, configured) = volume.drop_switch();
         self.checkpoint.forget(Waiter::Switch(id));
-        let configured = switch.wanted == Policy::WriteBack && switch.configured;
-        for request in switch.waiters {
+        for request in orders {
             cx.out.reply(request, Err(Refusal::CacheFailed));
         }
         if !self.volume(id).policy.is_direct() {
@@ -217,8 +216,8 @@ impl Core {
             self.volume(id).keep_ledger(ledger_writer);
         }
         let volume = self.volume(id);
-        let back = volume.bypass == Bypass::Bypassed || configured;
-        volume.bypass = Bypass::Release { back };
+        let back = volume.bypass() == Bypass::Bypassed || configured;
+        volume.begin_release(back);
         self.release_past_log(cx, id);
     }
 
@@ -226,11 +225,11 @@ impl Core {
     pub(super) fn pump_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let here = self.find(id).filter(|volume| !volume.is_detaching());
         let Some(volume) = here else { return };
-        let writes = volume.is_destaging() || volume.replay.is_some();
+        let writes = volume.is_destaging() || volume.is_replaying();
         let done = volume.epochs.is_empty() && !writes;
-        match volume.bypass {
+        match volume.bypass() {
             Bypass::Emergency | Bypass::Held if done => {
-                volume.bypass = Bypass::Release { back: true };
+                volume.begin_release(true);
                 self.release_past_log(cx, id);
             }
             // The ledger was busy when it was asked for.
@@ -256,10 +255,8 @@ impl Core {
     /// The ledger says that the log has nothing that counts.
     pub(super) fn bypass_released(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        let Bypass::Release { back } = volume.bypass else {
-            return;
-        };
-        if volume.is_detaching() {
+        let releases = matches!(volume.bypass(), Bypass::Release { .. });
+        if !releases || volume.is_detaching() {
             return;
         }
         // Another step of the ledger has ended; ours is still to come. The device may be good by
@@ -271,8 +268,7 @@ impl Core {
             return self.release_past_log(cx, id);
         }
         mark(Mark::PastLog);
-        assert!(!volume.is_dirty(), "the origin has what the log had");
-        volume.bypass = if back { Bypass::Bypassed } else { Bypass::None };
+        volume.bypass_is_released();
         if volume.policy.is_direct() {
             // A checkpoint may be on its way that says otherwise.
             volume.logged_policy = volume.policy;
@@ -300,12 +296,11 @@ impl Core {
 
     fn hold(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        if volume.bypass != Bypass::Emergency {
+        if volume.bypass() != Bypass::Emergency {
             return;
         }
         mark(Mark::Held);
-        volume.bypass = Bypass::Held;
-        volume.hold(None);
+        volume.hold_in_bypass();
         let waiting = volume.take_waiting();
         for it in waiting {
             cx.out.reply(it.request, Err(Refusal::Held));
@@ -325,11 +320,11 @@ impl Core {
         assert!(!self.health.failed, "the device is good again");
         let here = self.find(id).filter(|volume| !volume.is_detaching());
         let Some(volume) = here else { return };
-        match volume.bypass {
+        match volume.bypass() {
             Bypass::None | Bypass::Release { .. } => return,
-            Bypass::Emergency => volume.bypass = Bypass::None,
+            Bypass::Emergency => volume.leave_bypass(),
             Bypass::Held => {
-                volume.bypass = Bypass::None;
+                volume.leave_bypass();
                 volume.recover();
             }
             Bypass::Bypassed => {
@@ -362,13 +357,13 @@ impl Core {
         let Some(volume) = self.find(id) else { return };
         let logs = volume.policy == Policy::WriteBack && volume.has_ledger();
         // A guard of the life before is looked for by a volume that has its log.
-        let replays = volume.is_mapped() && volume.replay.is_some();
+        let replays = volume.is_mapped() && volume.is_replaying();
         if volume.policy == Policy::Ephemeral || volume.owes() || replays {
             self.checkpoint.wait(Waiter::Attach(id));
         } else if logs {
-            let switch = volume.switch.take();
-            volume.bypass = Bypass::Release { back: true };
-            for request in switch.into_iter().flat_map(|switch| switch.waiters) {
+            let (orders, _) = volume.drop_switch();
+            volume.begin_release(true);
+            for request in orders {
                 cx.out.reply(request, Err(Refusal::CacheFailed));
             }
             self.release_past_log(cx, id);

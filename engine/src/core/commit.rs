@@ -67,7 +67,7 @@ impl Core {
         let volume = self.volume(id);
         // The guard of an image that is not raw is cleared first.
         let waits = volume.is_ready() && volume.is_committing();
-        let busy = volume.replay.is_some() || volume.is_ledger_busy();
+        let busy = volume.is_replaying() || volume.is_ledger_busy();
         if !waits || busy {
             return;
         }
@@ -78,7 +78,7 @@ impl Core {
             "nobody is served by a volume that is committed"
         );
         assert!(
-            !volume.is_mapped() || volume.image.under.is_unknown(),
+            !volume.is_mapped() || volume.image_under().is_unknown(),
             "a plan changes what the overlay lies on"
         );
         if !volume.is_dirty() {

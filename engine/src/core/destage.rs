@@ -186,7 +186,7 @@ impl Core {
         let in_place = volume.effective_destage() == DestageMode::InPlace;
         let epochs = volume.epochs.len() as u64;
         assert!(
-            volume.replay.is_none(),
+            !volume.is_replaying(),
             "a pending journal is not written over"
         );
         assert!(
@@ -498,7 +498,7 @@ impl Core {
             }
             Phase::ApplySync => {
                 // A storage that tells nothing of its images is not asked.
-                if self.volume(id).image.seen.is_unknown() || has(Bug::SkipLastLook) {
+                if self.volume(id).seen_image().is_unknown() || has(Bug::SkipLastLook) {
                     return self.finish_destage(cx, id);
                 }
                 self.phase(id).phase = Phase::Seen;

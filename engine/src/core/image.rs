@@ -75,8 +75,7 @@ impl Core {
             cx.out.reply(request, Ok(()));
             return;
         }
-        volume.image.waiters.push(request);
-        if core::mem::replace(&mut volume.image.looking, true) {
+        if !volume.begin_look(request) {
             return;
         }
         volume.request_begins();
@@ -85,14 +84,7 @@ impl Core {
     }
 
     pub(super) fn image_seen(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
-        let volume = self.volume(id);
-        assert!(
-            volume.image.looking && volume.has_requests(),
-            "a look was under way"
-        );
-        volume.request_ends();
-        volume.image.looking = false;
-        let waiters = core::mem::take(&mut volume.image.waiters);
+        let waiters = self.volume(id).look_has_ended();
         if let Some(stat) = stat {
             self.judge_image(cx, id, &stat);
         }
@@ -107,7 +99,7 @@ impl Core {
     /// if it is held.
     pub(super) fn judge_image(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat) -> bool {
         let volume = self.volume(id);
-        let mut known = volume.image.seen;
+        let mut known = volume.seen_image();
         if known.is_unknown() {
             return volume.misfit().is_none();
         }
@@ -122,7 +114,7 @@ impl Core {
             }
             let now = stat.image.map_or(0, |image| image.size_bytes);
             if !volume.is_mapped() && known.size_bytes < now {
-                volume.image.seen.size_bytes = now.min(volume.size_bytes());
+                volume.image_has_grown(now);
             }
             known = known.written();
         }
@@ -143,11 +135,7 @@ impl Core {
 
     fn hold_for_image(&mut self, cx: &mut Cx<'_>, id: VolumeId, found: Finding) {
         let volume = self.volume(id);
-        assert!(
-            volume.is_attached(),
-            "images of attached volumes are looked at"
-        );
-        let begins = volume.image.misfit.replace(found).is_none();
+        let begins = volume.image_misfits(found);
         // What was written of an epoch may be cut off: all of it is written again.
         let cut = found == Finding::Shrunk;
         let written = |it: &&mut Destage| it.applies() || cut && it.is_planned();
@@ -179,28 +167,20 @@ impl Core {
         }
         self.hold_for_image(cx, id, Finding::Deposed);
         let volume = self.volume(id);
-        assert!(volume.misfit() == Some(Finding::Deposed) || volume.image.overlay_misfits);
+        assert!(volume.misfit() == Some(Finding::Deposed) || volume.lies_on_another());
         volume.begin_suspend(request);
     }
 
     /// The image fits: what waited goes on.
     fn go_on_with_image(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let volume = self.volume(id);
-        if volume.image.misfit == Some(Finding::Deposed) {
-            return;
+        if self.volume(id).image_fits() {
+            self.open_for_requests(cx, id);
         }
-        let before = volume.image.misfit.take();
-        if before.is_none() || volume.misfit().is_some() || !volume.is_ready() {
-            return;
-        }
-        self.open_for_requests(cx, id);
     }
 
     /// Somebody writes an image that volumes only read: nothing that is kept of it counts.
     fn base_changed(&mut self, id: VolumeId, image: Option<Image>) {
-        let volume = self.volume(id);
-        volume.image.seen = image.unwrap_or_default();
-        volume.image.base_changed = true;
+        self.volume(id).base_changes(image);
         if !has(Bug::KeepChangedBase) {
             self.take_new_layer(id);
         }

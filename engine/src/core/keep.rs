@@ -99,8 +99,8 @@ impl Core {
                 && !volume.is_read_only()
                 && volume.state() != State::Held
                 && volume.misfit().is_none()
-                && volume.replay.is_none()
-                && volume.switch.is_none()
+                && !volume.is_replaying()
+                && !volume.is_switching()
                 && !volume.is_detaching();
             if owner && sound && lines.layers.number(volume.layer()).is_some() {
                 volume.close();

@@ -79,8 +79,8 @@ impl Core {
             }
             LedgerStep::Prepare => self.destage_prepared(id),
             LedgerStep::Reached => self.replay_reached(id),
-            LedgerStep::Begin if volume.replay.is_some() => self.replay_begun(id),
-            LedgerStep::Finish if volume.replay.is_some() => self.replay_finished(cx, id),
+            LedgerStep::Begin if volume.is_replaying() => self.replay_begun(id),
+            LedgerStep::Finish if volume.is_replaying() => self.replay_finished(cx, id),
             LedgerStep::Begin => self.destage_begun(cx, id),
             LedgerStep::Finish => self.destage_finished(cx, id),
             LedgerStep::Exchange => self.exchange_said(cx, id),

@@ -213,7 +213,7 @@ impl Core {
             || self.evacuation.is_some()
             || self.volumes.iter().flatten().any(|v| {
                 // A request for an order that has failed is made again after a while.
-                let ordered = v.switch.is_some() || v.is_resizing();
+                let ordered = v.is_switching() || v.is_resizing();
                 ordered || v.holds_for_exchange() || v.ledger_failed() || v.is_destaging()
             })
             || self.log.is_low()

@@ -51,7 +51,7 @@ impl Core {
     /// to come again; the destage stays ready to go on by itself.
     pub(super) fn refuse_for_damage(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        let refusal = match volume.bypass {
+        let refusal = match volume.bypass() {
             Bypass::Held => Refusal::Held,
             _ => Refusal::Damaged,
         };

@@ -126,8 +126,7 @@ impl Core {
         );
         volume.close();
         volume.take_end();
-        volume.image.overlay_misfits = false;
-        volume.image.under = volume.image.seen.kept();
+        volume.overlay_lies_anew();
         volume.begin_anew(generation);
         volume.recover();
         let old = volume.overlay_begins_anew(quota_owner);

@@ -25,14 +25,12 @@ use super::Core;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::image::Image;
-use crate::origin::{Errand, Map, Move};
+use crate::origin::{Map, Move};
 use crate::outbox::Cx;
 use crate::snapshot::State;
 use crate::types::{RequestId, SECTOR_BYTES, VolumeId};
-use crate::volume::batch::Task;
 use crate::volume::ledger::LedgerStep;
 use crate::volume::rebase::Step;
-use crate::volume::{Bypass, Rebase};
 use alloc::boxed::Box;
 
 impl Core {
@@ -47,8 +45,7 @@ impl Core {
         let failed = self.health.is_failed();
         let plans = self.plans(id);
         let volume = self.volume(id);
-        let busy =
-            volume.is_resizing() || volume.quiesce.is_some() || volume.image.rebase.is_some();
+        let busy = volume.is_resizing() || volume.is_quiescing() || volume.is_rebasing();
         let size = volume.size_bytes() / SECTOR_BYTES;
         let inside = order.own.iter().all(|it| it.end() <= size);
         let refusal = match volume.state() {
@@ -57,8 +54,8 @@ impl Core {
             _ if !inside => Some(Refusal::OutOfRange),
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
-            _ if busy || volume.switch.is_some() => Some(Refusal::Busy),
-            _ if failed || volume.bypass != Bypass::None => Some(Refusal::CacheFailed),
+            _ if busy || volume.is_switching() => Some(Refusal::Busy),
+            _ if failed || !volume.is_with_log() => Some(Refusal::CacheFailed),
             _ if volume.is_dirty() || volume.is_between_states() => Some(Refusal::Dirty),
             _ => None,
         };
@@ -66,19 +63,13 @@ impl Core {
             cx.out.reply(request, Err(refusal));
             return;
         }
-        volume.image.rebase = Some(Rebase {
-            order,
-            step: Step::Wait,
-            request: Some(request),
-            refusal: None,
-        });
+        volume.order_rebase(order, request);
     }
 
     /// Goes on when nothing is in its way any more.
     pub(super) fn rebase_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         self.end_misfit_task(cx, id);
-        let rebase = self.find(id).and_then(|it| it.image.rebase.as_ref());
-        let Some(step) = rebase.map(|it| it.step) else {
+        let Some(step) = self.find(id).and_then(|it| it.rebase_step()) else {
             return;
         };
         let filling = self.fills.iter_mut().any(|fill| fill.origin() == Some(id));
@@ -100,36 +91,21 @@ impl Core {
             volume.has_requests() || volume.has_reads() || filling,
         );
         let serves = volume.is_ready() && !volume.is_detaching();
-        let says = volume.is_ledger_busy();
-        let Some(rebase) = volume.image.rebase.as_mut().filter(|_| serves) else {
-            return;
-        };
-        if destages || says {
+        if !serves || destages || volume.is_ledger_busy() {
             return;
         }
-        match rebase.step {
+        match step {
             Step::Wait => {
-                assert!(rebase.request.is_some(), "an order waits for its plan");
-                rebase.step = Step::Plan;
-                let moves = rebase.moves();
-                let (onto, own) = (rebase.order.onto.clone(), &rebase.order.own[..]);
-                let early = onto.is_some() && has(Bug::MoveBeforeOwn);
-                let own = if early { &[][..] } else { own };
-                let task = Task::new(Errand::Own(onto), own);
-                volume.written_ledger().begin_move(moves);
+                let task = volume.plan_rebase();
                 self.start_task(id, task);
             }
             Step::Reached => {
-                let request = rebase.request.take().expect("it was ordered");
-                match rebase.moves() {
-                    true => rebase.step = Step::Moved,
-                    false => volume.image.rebase = None,
-                }
+                let request = volume.end_rebase_plan();
                 cx.out.reply(request, Ok(()));
                 self.touch(id);
             }
             Step::Empty if !touched => {
-                let request = rebase.request.take();
+                let request = volume.is_empty_to_move();
                 request.into_iter().for_each(|it| cx.out.reply(it, Ok(())));
             }
             Step::Plan | Step::Moved | Step::Empty | Step::Exchanged | Step::Claim => {}
@@ -138,15 +114,12 @@ impl Core {
 
     /// The plan is at the image; its guard is left.
     pub(super) fn rebase_reached(&mut self, id: VolumeId) {
-        let rebase = self.volume(id).image.rebase.as_mut();
-        let rebase = rebase.expect("checked by the caller");
-        assert!(rebase.step == Step::Plan, "it has waited for that");
-        rebase.step = Step::Reached;
-        mark(match rebase.moves() {
+        let (moves, changes) = self.volume(id).rebase_is_reached();
+        mark(match moves {
             true => Mark::ImageMoved,
             false => Mark::MadeOwn,
         });
-        if rebase.moves() && rebase.order.changes {
+        if moves && changes {
             // A block of which the image has a part alone may be another one.
             self.renew_layer(id);
         }
@@ -154,43 +127,27 @@ impl Core {
 
     /// Its plan was given up: the image is as it was.
     pub(super) fn refuse_rebase(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
-        let volume = self.volume(id);
-        let rebase = volume.image.rebase.as_mut().expect("an order was given");
-        assert!(rebase.step != Step::Moved, "what is decided is not refused");
-        if rebase.moves() && rebase.step != Step::Wait {
-            rebase.refusal = Some(refusal);
-            mark(Mark::MoveRefused);
-            return self.claim_again(cx, id);
+        match self.volume(id).refuse_rebase(refusal) {
+            Some(request) => cx.out.reply(request, Err(refusal)),
+            None => {
+                mark(Mark::MoveRefused);
+                self.claim_again(cx, id);
+            }
         }
-        let request = rebase.request;
-        volume.image.rebase = None;
-        cx.out.reply(request.expect("it was ordered"), Err(refusal));
     }
 
     /// The host has what is open of the other files.
     pub(super) fn empty_to_move(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
-        let rebase = self.volume(id).image.rebase.as_mut();
-        let Some(rebase) = rebase.filter(|it| it.step == Step::Moved) else {
-            return cx.out.reply(request, Err(Refusal::Busy));
-        };
-        (rebase.step, rebase.request) = (Step::Empty, Some(request));
+        if !self.volume(id).begin_to_move(request) {
+            cx.out.reply(request, Err(Refusal::Busy));
+        }
     }
 
     /// The host has exchanged what is open: from now on the image is read through this map.
     pub(super) fn moved(&mut self, id: VolumeId, map: Box<dyn Map>, image: Image) {
         let name = map.tables()[0];
         let volume = self.volume(id);
-        let rebase = volume.image.rebase.as_mut().expect("checked by the caller");
-        assert!(
-            rebase.step == Step::Empty && rebase.request.is_none(),
-            "the host was told"
-        );
-        rebase.step = Step::Exchanged;
-        volume.image.seen = Image {
-            marked: image.marked.of(volume.uuid()),
-            ..image.written()
-        };
-        volume.written_ledger().image_is_moved(&image);
+        volume.image_is_moved(&image);
         if has(Bug::KeepMovedMap) {
             return;
         }
@@ -202,22 +159,13 @@ impl Core {
 
     /// The host has exchanged what is open, or has given that up.
     pub(super) fn end_move(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
-        let rebase = self.volume(id).image.rebase.as_mut();
-        let open =
-            |it: &&mut Rebase| matches!(it.step, Step::Moved | Step::Empty | Step::Exchanged);
-        let Some(rebase) = rebase.filter(open) else {
+        let Some((before, given_up)) = self.volume(id).end_move(request) else {
             return cx.out.reply(request, Err(Refusal::Busy));
         };
-        assert!(
-            rebase.moves() && rebase.refusal.is_none(),
-            "its plan is at the image"
-        );
-        let given_up = rebase.step != Step::Exchanged;
-        if let Some(order) = rebase.request.replace(request) {
+        if let Some(order) = before {
             cx.out.reply(order, Err(Refusal::Io));
         }
         if given_up {
-            self.volume(id).written_ledger().move_is_left();
             mark(Mark::MoveLeft);
         }
         self.claim_again(cx, id);
@@ -225,24 +173,14 @@ impl Core {
 
     /// The ledger is to say as before that the log may have more than the image.
     fn claim_again(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let volume = self.volume(id);
-        let rebase = volume.image.rebase.as_mut().expect("checked by the caller");
-        rebase.step = Step::Claim;
-        // The image of one that was refused stands where it stood.
-        let refused = rebase.refusal.is_some();
-        let stays_on = refused.then_some(volume.image.seen.below);
-        volume.written_ledger().end_move(stays_on);
+        self.volume(id).claim_again();
         self.write_ledger(cx, id, LedgerStep::Move);
     }
 
     /// It says so.
     pub(super) fn move_said(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let rebase = self.volume(id).image.rebase.take();
-        let rebase = rebase.expect("it was under way");
-        assert!(rebase.step == Step::Claim, "its ledger is written once");
-        let answer = rebase.refusal.map_or(Ok(()), Err);
-        cx.out
-            .reply(rebase.request.expect("it was ordered"), answer);
+        let (request, answer) = self.volume(id).move_is_told();
+        cx.out.reply(request, answer);
         self.open_for_requests(cx, id);
     }
 }

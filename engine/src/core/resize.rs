@@ -27,9 +27,9 @@ use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{BLOCK_SECTORS, RequestId, SECTOR_BYTES, VolumeId};
+use crate::volume::Resize;
 use crate::volume::ledger::LedgerStep;
 use crate::volume::resize::Step;
-use crate::volume::{Bypass, Resize};
 
 impl Core {
     /// An administrator's order.
@@ -44,7 +44,7 @@ impl Core {
         let growth = self.growth_refusal(id, new_bytes);
         let volume = self.volume(id);
         let shrinks = new_bytes < volume.size_bytes();
-        let gone = volume.is_gone() || volume.is_resizing() || volume.image.rebase.is_some();
+        let gone = volume.is_gone() || volume.is_resizing() || volume.is_rebasing();
         let refusal = match volume.state() {
             _ if gone => Some(Refusal::Gone),
             _ if new_bytes == 0 || new_bytes > BYTES_MAX => Some(Refusal::OutOfRange),
@@ -56,8 +56,8 @@ impl Core {
             _ if growth.is_some() => growth,
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
-            _ if volume.quiesce.is_some() => Some(Refusal::Busy),
-            _ if failed || volume.bypass != Bypass::None => Some(Refusal::CacheFailed),
+            _ if volume.is_quiescing() => Some(Refusal::Busy),
+            _ if failed || !volume.is_with_log() => Some(Refusal::CacheFailed),
             _ if shrinks && volume.is_dirty() && !has(Bug::ShrinkDirty) => Some(Refusal::Dirty),
             _ => None,
         };

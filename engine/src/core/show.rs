@@ -132,22 +132,17 @@ impl Core {
         let (group_waits, group_in_place) = self.group_state(volume);
         let (oldest, began) = (volume.epochs.front(), self.began.unwrap_or(now));
         let (state, reason) = state_of(volume, now);
-        let image = &volume.image;
         VolumeSnapshot {
             misfit: volume.misfit(),
-            overlay_misfits: image.overlay_misfits,
-            base_changed: image.base_changed,
+            overlay_misfits: volume.lies_on_another(),
+            base_changed: volume.base_has_changed(),
             id: volume.id(),
             damaged: damaged(volume),
             name: volume.name().into(),
             uuid: volume.uuid(),
             origin: volume.origin().into(),
             policy: volume.policy,
-            switching_to: volume
-                .switch
-                .as_ref()
-                .map(|switch| switch.wanted)
-                .filter(|wanted| *wanted != volume.policy),
+            switching_to: (volume.switches_to()).filter(|wanted| *wanted != volume.policy),
             write_cache: volume.tuning().write_cache,
             effective_destage: volume.effective_destage(),
             journal_possible: volume.has_journal_place(),
@@ -159,7 +154,7 @@ impl Core {
             group_in_place,
             state,
             reason: self.why(volume, reason),
-            past_log: volume.bypass == Bypass::Bypassed,
+            past_log: volume.bypass() == Bypass::Bypassed,
             orphan: !volume.is_attached(),
             ready: volume.is_ready(),
             size_bytes: volume.size_bytes(),

@@ -48,9 +48,9 @@ fn waits_for_destage(volume: &Volume) -> bool {
     volume.is_commanded()
         || volume.policy != Policy::WriteBack
         || volume.group().is_some()
-        || volume.switch.is_some()
+        || volume.is_switching()
         || volume.is_resizing()
-        || volume.image.rebase.is_some()
+        || volume.is_rebasing()
         || volume.is_detaching()
         || volume.is_suspending()
         || volume.is_committing()

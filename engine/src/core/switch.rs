@@ -36,7 +36,6 @@ use crate::snapshot::State;
 use crate::types::{Policy, RequestId, VolumeId};
 use crate::volume::ledger::LedgerStep;
 use crate::volume::switch::Step;
-use crate::volume::{Bypass, Switch};
 
 /// Blocks (1 MiB) that are few enough to hold writes for while they are destaged; of a small log
 /// a small part.
@@ -72,8 +71,8 @@ impl Core {
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ if failed && wanted == Policy::WriteBack => Some(Refusal::CacheFailed),
-            _ if volume.bypass.holds_writes() => Some(Refusal::CacheFailed),
-            _ if volume.quiesce.is_some() && wanted != volume.policy => Some(Refusal::Busy),
+            _ if volume.bypass().holds_writes() => Some(Refusal::CacheFailed),
+            _ if volume.is_quiescing() && wanted != volume.policy => Some(Refusal::Busy),
             _ => None,
         };
         if let Some(refusal) = refusal {
@@ -83,25 +82,12 @@ impl Core {
         if wanted == Policy::WriteBack && volume.policy.is_direct() {
             volume.journal_place_found(journal_possible);
         }
-        let switch = volume.switch.get_or_insert_with(|| Switch {
-            configured: false,
-            ..Switch::towards(wanted)
-        });
-        switch.configured &= wanted == switch.wanted;
-        switch.wanted = wanted;
-        switch.waiters.push(request);
-        let early = matches!(switch.step, Step::Drain { .. } | Step::Last);
-        let rests = matches!(switch.step, Step::Rest { .. });
-        if rests || early && wanted == Policy::WriteBack {
-            // Nothing has been given up yet.
-            switch.step = Step::Start;
-        }
+        volume.order_switch(wanted, request);
     }
 
     /// The device is good again: what is write-back by its administrator's order becomes so.
     pub(super) fn switch_back(&mut self, id: VolumeId) {
-        let switch = &mut self.volume(id).switch;
-        switch.get_or_insert_with(|| Switch::towards(Policy::WriteBack));
+        self.volume(id).switch_back();
         self.touch(id);
     }
 
@@ -115,10 +101,10 @@ impl Core {
         let Some(volume) = self.find(id) else {
             return false;
         };
-        let Some(switch) = volume.switch.as_ref().filter(|_| volume.serves()) else {
+        let Some(step) = volume.switch_step().filter(|_| volume.serves()) else {
             return false;
         };
-        match switch.step {
+        match step {
             Step::Start => self.start_switch(cx, id),
             Step::Rest { until } => {
                 let over = cx.now >= until;
@@ -139,7 +125,7 @@ impl Core {
                 false
             }
             Step::Last => {
-                let writes = volume.is_destaging() || volume.replay.is_some();
+                let writes = volume.is_destaging() || volume.is_replaying();
                 let busy = writes || volume.is_in_part();
                 !busy && self.release_ledger(cx, id)
             }
@@ -170,8 +156,7 @@ impl Core {
     }
 
     fn set_step(&mut self, id: VolumeId, step: Step) {
-        let switch = self.volume(id).switch.as_mut();
-        switch.expect("a switch is under way").step = step;
+        self.volume(id).switch_goes_to(step);
     }
 
     fn start_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
@@ -180,7 +165,7 @@ impl Core {
             !volume.is_detaching() && volume.is_attached(),
             "a volume that goes keeps its policy"
         );
-        let wanted = volume.switch.as_ref().expect("it starts").wanted;
+        let wanted = volume.switches_to().expect("it starts");
         let owned = volume.policy == Policy::WriteBack && !volume.is_read_only();
         if wanted == volume.policy {
             self.end_switch(cx, id, wanted);
@@ -237,16 +222,11 @@ impl Core {
     /// The ledger says that nobody holds anything: now the checkpoint.
     pub(super) fn switch_released(&mut self, id: VolumeId) {
         let volume = self.volume(id);
-        let Some(switch) = volume.switch.as_mut() else {
+        let Some(wanted) = volume.switch_has_released() else {
             return;
         };
-        if switch.step != Step::Release {
-            return;
-        }
-        assert!(volume.epochs.is_empty(), "the origin has what the log had");
-        switch.step = Step::Table;
-        volume.logged_policy = if switch.wanted.is_direct() {
-            switch.wanted
+        volume.logged_policy = if wanted.is_direct() {
+            wanted
         } else {
             // Another order came in between; it begins from here.
             Policy::WriteThrough
@@ -257,8 +237,7 @@ impl Core {
     /// A checkpoint names the new policy.
     pub(super) fn switch_named(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        let step = volume.switch.as_ref().map(|switch| switch.step);
-        match step {
+        match volume.switch_step() {
             Some(Step::Table) => {
                 let policy = volume.logged_policy;
                 self.end_switch(cx, id, policy);
@@ -289,8 +268,7 @@ impl Core {
     /// The ledger says that the log may hold newer data than the origin. False if it was not a
     /// switch that wanted to know.
     pub(super) fn switch_claimed(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        let switch = self.volume(id).switch.as_ref();
-        if switch.is_none_or(|switch| switch.step != Step::Claim) {
+        if self.volume(id).switch_step() != Some(Step::Claim) {
             return false;
         }
         self.end_switch(cx, id, Policy::WriteBack);
@@ -302,8 +280,7 @@ impl Core {
         let volume = self.volume(id);
         volume.sync_of_switch_ends();
         volume.request_ends();
-        let step = volume.switch.as_ref().map(|switch| switch.step);
-        let ours = step == Some(Step::Sync);
+        let ours = volume.switch_step() == Some(Step::Sync);
         if !ok {
             // The guest has to hear of it, and to write again what it had not flushed.
             volume.counters.origin.errors += 1;
@@ -316,17 +293,10 @@ impl Core {
             volume.logged_policy = Policy::WriteBack;
             self.set_step(id, Step::Name);
             self.checkpoint.wait(Waiter::Switch(id));
-        } else if let Some(switch) = volume.switch.as_mut().filter(|_| ours) {
-            if switch.wanted == Policy::WriteBack {
-                for request in switch.waiters.drain(..) {
-                    cx.out.reply(request, Err(Refusal::Io));
-                }
-                let until = cx.now.plus_millis(REST_MS);
-                switch.step = Step::Rest { until };
-                volume.switch.take_if(|switch| !switch.configured);
-            } else {
-                // A later order, which needs no sync.
-                switch.step = Step::Start;
+        } else if ours {
+            let until = cx.now.plus_millis(REST_MS);
+            for request in volume.switch_sync_failed(until) {
+                cx.out.reply(request, Err(Refusal::Io));
             }
         }
     }
@@ -345,15 +315,9 @@ impl Core {
         }
         volume.policy = policy;
         volume.logged_policy = policy;
-        volume.bypass = Bypass::None;
-        let mut switch = volume.switch.take().expect("a switch is under way");
-        if switch.wanted == policy {
-            for request in switch.waiters.drain(..) {
-                cx.out.reply(request, Ok(()));
-            }
-        } else {
-            switch.step = Step::Start;
-            volume.switch = Some(switch);
+        volume.leave_bypass();
+        for request in volume.switch_is_over(policy) {
+            cx.out.reply(request, Ok(()));
         }
         let renewed = policy == Policy::Uncached && before != policy;
         if renewed && !has(Bug::KeepLayer) {

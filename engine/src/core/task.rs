@@ -57,7 +57,7 @@ impl Core {
         if self.volume(id).is_resizing() {
             self.room_made(id);
         }
-        if self.volume(id).image.rebase.is_some() {
+        if self.volume(id).is_rebasing() {
             self.rebase_reached(id);
         }
     }

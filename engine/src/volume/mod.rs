@@ -113,12 +113,12 @@ pub struct Volume {
     /// The policy that checkpoints name. It differs only while a switch is under way, and says
     /// which of the log's entries a recovery believes.
     pub logged_policy: Policy,
-    pub switch: Option<Switch>,
+    switch: Option<Switch>,
     /// How far it has turned away from a cache device that fails.
-    pub bypass: Bypass,
+    bypass: Bypass,
     size_bytes: u64,
     read_only: bool,
-    pub image: Known,
+    image: Known,
     layer: Layer,
     journal_possible: bool,
     /// Volumes with one number here take turns at destage: their origins are one storage.
@@ -155,7 +155,7 @@ pub struct Volume {
     /// It and its image get another size.
     resize: Option<Resize>,
     /// Its image rests, or is to.
-    pub quiesce: Option<Quiesce>,
+    quiesce: Option<Quiesce>,
     /// For whom the log counts what an overlay holds.
     quota_owner: QuotaOwner,
     overlay: Overlay,
@@ -270,7 +270,7 @@ impl Volume {
             destaged: self.destaged(),
             merged_upto: self.merged_upto(),
             size_bytes: self.size_bytes.max(returns.unwrap_or(0)),
-            under: self.image.under,
+            under: self.image_under(),
             name: self.name.clone(),
             origin: self.origin.clone(),
         }

@@ -280,6 +280,11 @@ impl Volume {
         self.misfit().is_some() || self.replay.as_ref().is_some_and(torn)
     }
 
+    /// A journal is on its way to its image, or a guard is looked for.
+    pub fn is_replaying(&self) -> bool {
+        self.replay.is_some()
+    }
+
     /// Something of ours may be writing its image, or is about to.
     pub fn is_destaging(&self) -> bool {
         self.destage.is_some() || self.replay.is_some()

@@ -249,7 +249,7 @@ fn a_volume_whose_image_is_another_one_is_let_go_in_the_middle_of_its_replay() {
     });
     host.fail(|io| writes_origin(io).then_some(IoError::Failed));
     host.hold(none);
-    host.core.volume(disk).image.misfit = Some(Finding::Replaced);
+    host.core.volume(disk).image_misfits(Finding::Replaced);
     let gone = host.order(Command::Suspend { volume: disk });
     assert_eq!(host.answer(gone), Some(Ok(())));
 }
@@ -264,7 +264,8 @@ fn a_volume_whose_device_failed_is_let_go_in_the_middle_of_a_step_of_its_ledger(
     let order = host.destage(disk);
     host.pass(100);
     assert_eq!(host.answer(order), None, "its ledger is being written");
-    host.core.volume(disk).bypass = crate::volume::Bypass::Held;
+    host.core.volume(disk).enter_bypass();
+    host.core.volume(disk).hold_in_bypass();
     let gone = host.order(Command::Detach {
         volume: disk,
         discard_dirty: true,
