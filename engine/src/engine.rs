@@ -140,7 +140,7 @@ impl Engine {
     pub fn has_allocated(&self, volume: VolumeId) -> bool {
         let volume = self.core.volumes.get(volume.0 as usize);
         let volume = volume.and_then(Option::as_ref);
-        volume.is_some_and(|it| it.allocator.has_ended())
+        volume.is_some_and(|it| it.allocator().has_ended())
     }
 
     /// Whether recovery has found this write of the run before: the volume holds it, synced, or has

@@ -28,7 +28,7 @@ use crate::snapshot::State;
 use crate::types::{Generation, Policy, RequestId, SECTOR_BYTES, Serial, Uuid, VolumeId};
 use crate::volume::destage::Phase;
 use crate::volume::ledger::LedgerStep;
-use crate::volume::{Bypass, LedgerWriter, Removal, Replay, Volume};
+use crate::volume::{Bypass, LedgerWriter, Removal, Volume};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -97,11 +97,7 @@ impl Core {
         know_image(&mut volume, image, spec.policy, overlay);
         policy_at_attach(&mut volume, &spec, ledger.as_ref());
         let plans = written && volume.policy == Policy::WriteBack || commits;
-        volume.replay = ledger.as_ref().filter(|_| left).map(Replay::of);
-        if plans {
-            let journal = volume.replay.take().map(Replay::guarded);
-            volume.replay = Some(journal.unwrap_or_else(Replay::of_guard));
-        }
+        volume.finds_journal(ledger.as_ref().filter(|_| left), plans);
         volume.finds_layer(self.layer_of(&volume, spec.base_layer, unchanged));
         if let Some((base, map)) = map {
             volume.open_map(self.maps.open(base, map));
@@ -527,7 +523,7 @@ impl Core {
         }
         let volume = self.volume(id);
         volume.abandon_replay();
-        let Some(destage) = &volume.destage else {
+        let Some(destage) = volume.destage() else {
             return;
         };
         let early = matches!(

@@ -38,7 +38,7 @@ impl Volume {
 
     /// Its commit is decided, and goes to an image that is not raw.
     pub(super) fn applies_commit(&self) -> bool {
-        let decided = self.replay.as_ref().is_some_and(|it| it.plan);
+        let decided = self.pending_journal().is_some_and(|it| it.plan);
         self.is_committing() && decided && self.misfit().is_none()
     }
 }

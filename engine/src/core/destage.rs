@@ -40,7 +40,7 @@ use crate::volume::pace::Pace;
 use crate::volume::resend::RETRY_MS;
 use crate::volume::runs::next_run;
 use crate::volume::unread::REREAD_MS;
-use crate::volume::{Destage, Epoch, Replay};
+use crate::volume::{Destage, Epoch};
 use alloc::vec::Vec;
 
 /// Of the requests that an origin takes at once, one part of so many may go to a journal.
@@ -186,14 +186,6 @@ impl Core {
         let in_place = volume.effective_destage() == DestageMode::InPlace;
         let epochs = volume.epochs.len() as u64;
         assert!(
-            !volume.is_replaying(),
-            "a pending journal is not written over"
-        );
-        assert!(
-            volume.destage.is_none(),
-            "one epoch of a volume is on its way"
-        );
-        assert!(
             !volume.is_in_part() || epochs > 1,
             "a write is destaged as a whole"
         );
@@ -203,7 +195,7 @@ impl Core {
         let room = journal_room(&epoch.map, piece_bytes, cluster_bytes);
         let pace = Pace::new(after_ms, epoch.map.len(), epochs);
         let upto = epoch.last_serial;
-        volume.destage = Some(Destage {
+        volume.begin_destage(Destage {
             in_place,
             pace,
             ..Destage::new(phase, upto, sequence, room)
@@ -217,7 +209,7 @@ impl Core {
         loop {
             let Some(volume) = self.find(id) else { return };
             let (misfits, commits) = (volume.misfit().is_some(), volume.is_committing());
-            let Some(destage) = volume.destage.as_mut().filter(|_| !misfits) else {
+            let Some(destage) = volume.destage_if_any().filter(|_| !misfits) else {
                 return;
             };
             let (in_vain, why) = (destage.is_in_vain(), destage.why_in_vain());
@@ -262,15 +254,12 @@ impl Core {
     }
 
     pub(super) fn phase(&mut self, id: VolumeId) -> &mut Destage {
-        self.volume(id)
-            .destage
-            .as_mut()
-            .expect("a destage is under way")
+        self.volume(id).destaging()
     }
 
     /// Lets a destage pass the gate that its group has reached. False if it does not stand there.
     pub(super) fn open_gate(&mut self, id: VolumeId) -> bool {
-        let destage = self.volume(id).destage.as_mut();
+        let destage = self.volume(id).destage_if_any();
         let waits = destage.filter(|destage| destage.phase == Phase::Gate);
         waits.map(|destage| destage.phase = Phase::Stat).is_some()
     }
@@ -381,7 +370,7 @@ impl Core {
     /// What is being destaged.
     pub(super) fn destaged_map(&mut self, id: VolumeId) -> &ExtentMap {
         let volume = self.volume(id);
-        if let Some(task) = volume.destage.as_ref().and_then(|it| it.task.as_ref()) {
+        if let Some(task) = volume.destage().and_then(|it| it.task.as_ref()) {
             return &task.map;
         }
         let epoch = volume.epochs.front();
@@ -394,7 +383,7 @@ impl Core {
         let room = journal_room(self.destaged_map(id), piece_bytes, cluster_bytes);
         let volume = self.volume(id);
         let commits = volume.is_committing();
-        let destage = volume.destage.as_mut().expect("a destage is under way");
+        let destage = volume.destaging();
         let ordered = commits || destage.task.is_some();
         let (damaged, full) = (!destage.bad.is_empty(), destage.full);
         // An order that is given up tells of it.
@@ -628,16 +617,7 @@ impl Core {
             "the ledger was written for it"
         );
         if destage.plan.is_some() {
-            assert!(destage.is_idle() && destage.guarded, "the plan is written");
-            let (entries, upto) = (core::mem::take(&mut destage.planned), destage.upto);
-            let sources = destage.plan.take().map(|plan| plan.sources);
-            let is_task = destage.task.is_some();
-            let volume = self.volume(id);
-            volume.destage = None;
-            let mut replay = Replay::of_plan(entries, upto, cx.now);
-            (replay.is_task, replay.sources) = (is_task, sources.unwrap_or_default());
-            volume.replay = Some(replay);
-            return;
+            return self.volume(id).apply_plan(cx.now);
         }
         destage.phase = Phase::Apply;
         destage.applying = true;
@@ -645,20 +625,7 @@ impl Core {
 
     /// The ledger says the epoch is at the origin: its data is clean now.
     pub(super) fn destage_finished(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let volume = self.volume(id);
-        let destage = volume.destage.take().expect("a destage is under way");
-        assert!(
-            destage.phase == Phase::Finish && destage.is_idle(),
-            "a destage ends when all of it is there"
-        );
-        let epoch = volume.epochs.pop_front().expect("an epoch was destaged");
-        assert!(epoch.sealed, "what is on its way takes no writes");
-        assert_eq!(
-            epoch.last_serial, destage.upto,
-            "the epoch that was begun is the one that ends"
-        );
-        assert!(destage.upto > volume.destaged() || epoch.map.is_empty());
-        volume.reach(destage.upto);
+        let epoch = self.volume(id).end_destage();
         self.origin_reached(cx, id, alloc::vec![epoch]);
     }
 

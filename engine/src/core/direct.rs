@@ -225,7 +225,7 @@ impl Core {
                 Ok(()),
             ) if layer == volume.layer() => self.keep_written(cx, layer, span, source),
             (Kind::Sync, Err(_)) if !has(Bug::BelieveAfterFailedSync) => {
-                volume.allocator.doubt();
+                volume.allocator_mut().doubt();
                 self.renew_layer(id);
             }
             _ => {}

@@ -236,7 +236,7 @@ impl Core {
 
     /// Whether all members have prepared their part of the cut that is on its way.
     pub(super) fn is_prepared(&self, id: VolumeId) -> bool {
-        let early = |volume: &Volume| volume.destage.as_ref().is_some_and(|it| it.is_preparing());
+        let early = |volume: &Volume| volume.destage().is_some_and(|it| it.is_preparing());
         let members = self.members(id);
         let mut volumes = self.volumes.iter().flatten();
         !volumes.any(|volume| members.contains(&volume.id()) && early(volume))

@@ -45,8 +45,8 @@ impl Volume {
     pub(super) fn written(&self) -> Option<WrittenSnapshot> {
         let writes = self.policy != Policy::Ephemeral && !self.is_read_only();
         self.map().filter(|_| writes)?;
-        let destage = self.destage.as_ref();
-        let replay = self.replay.as_ref();
+        let destage = self.destage();
+        let replay = self.pending_journal();
         let ledger = self.ledger();
         Some(WrittenSnapshot {
             guarded: destage.is_some_and(|it| it.guarded)
@@ -276,8 +276,8 @@ impl Core {
 
     /// A guard was looked for, and there was none.
     fn end_guard(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let replay = self.volume(id).replay.take();
-        self.image_written(id, &replay.expect("it is under way"));
+        let replay = self.volume(id).end_guard();
+        self.image_written(id, &replay);
         self.resume_behind_replay(cx, id);
     }
 

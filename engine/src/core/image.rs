@@ -22,7 +22,6 @@ use crate::image::{Finding, Image, Marked, Named, compare};
 use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
 use crate::types::{RequestId, SECTOR_BYTES, VolumeId};
-use crate::volume::Destage;
 
 /// Whether an image is the one that the ledger saw last.
 pub fn of_ledger(ledger: &Ledger, image: &Image) -> Finding {
@@ -138,11 +137,8 @@ impl Core {
         let begins = volume.image_misfits(found);
         // What was written of an epoch may be cut off: all of it is written again.
         let cut = found == Finding::Shrunk;
-        let written = |it: &&mut Destage| it.applies() || cut && it.is_planned();
-        if let Some(destage) = volume.destage.as_mut().filter(written)
-            && !has(Bug::GoOnBehindMisfit)
-        {
-            destage.failed = true;
+        if !has(Bug::GoOnBehindMisfit) {
+            volume.destage_again_behind_misfit(cut);
         }
         volume.write_replay_again();
         // What was read of it before anybody looked may be zeroes, whatever its time says later.

@@ -306,7 +306,7 @@ impl Core {
         started: Time,
     ) {
         let volume = self.volume(id);
-        let destage = volume.destage.as_mut().expect("a destage is under way");
+        let destage = volume.destaging();
         let batch = destage.jobs.get(job).batch.as_ref();
         let planned = batch.is_some();
         let now = batch.is_some_and(Batch::goes_to_file);
@@ -379,12 +379,12 @@ impl Core {
         let Some(volume) = self.find(id) else {
             return 0;
         };
-        let destage = volume.destage.as_ref();
+        let destage = volume.destage();
         let destage = destage.map_or(0, |it| {
             it.width + usize::from(it.table_piece.is_some()) + it.table_pieces()
         });
-        let replay = volume.replay.as_mut().map_or(0, |it| it.pieces());
-        destage + replay + volume.allocator.pieces()
+        let replay = volume.replay_if_any().map_or(0, |it| it.pieces());
+        destage + replay + volume.allocator().pieces()
     }
 
     /// Memory for one request, or a place in the line of those that wait for it.

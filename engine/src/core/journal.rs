@@ -24,7 +24,7 @@ impl Core {
         }
         let volume = self.volume(id);
         let (uuid, generation) = (volume.uuid(), volume.generation());
-        let destage = volume.destage.as_mut().expect("a destage is under way");
+        let destage = volume.destaging();
         let at_start = destage.table_at == 0;
         // It is made once: it may have to wait, and the entries are gone by then.
         if destage.table.is_empty() || (at_start && has(Bug::MakeTableTwice)) {

@@ -41,7 +41,7 @@ impl Core {
 
     /// An order to destage makes what is bad be read at once, whenever it was read last.
     pub(super) fn read_bad_again(&mut self, now: Time, id: VolumeId) {
-        let destage = self.volume(id).destage.as_mut();
+        let destage = self.volume(id).destage_if_any();
         if let Some(destage) = destage.filter(|destage| destage.met_damage()) {
             (destage.reread_asked, destage.retry_at) = (true, now);
         }
@@ -55,9 +55,10 @@ impl Core {
             Bypass::Held => Refusal::Held,
             _ => Refusal::Damaged,
         };
-        let destage = volume.destage.as_mut().expect("it has met damage");
+        let bad = &volume.destage().expect("it has met damage").bad;
         let map = &volume.epochs.front().expect("of this epoch").map;
-        destage.damaged = joined(needed(map, &destage.bad));
+        let damaged = joined(needed(map, bad));
+        volume.destaging().damaged = damaged;
         for request in volume.take_destage_orders() {
             cx.out.reply(request, Err(refusal));
         }
@@ -119,7 +120,7 @@ impl Core {
 /// The newest of the epochs behind the oldest that together have all that is bad in it.
 fn covering(volume: &Volume, bad: &[Want]) -> Option<usize> {
     // What a journal has does not change any more.
-    let destage = volume.destage.as_ref();
+    let destage = volume.destage();
     let applies = destage.is_some_and(|it| it.applies() && !it.in_place);
     let free = volume.group().is_none() && !volume.is_committing();
     if !free || volume.is_in_part() || applies {

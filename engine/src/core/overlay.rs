@@ -121,7 +121,7 @@ impl Core {
         let quota_owner = self.log.open_quota();
         let volume = self.volume(id);
         assert!(
-            volume.policy == Policy::Ephemeral && volume.destage.is_none(),
+            volume.policy == Policy::Ephemeral && volume.destage().is_none(),
             "only overlays are reset, and none that is being committed"
         );
         volume.close();

@@ -63,10 +63,7 @@ impl Core {
         let limit = volume.dirty_limit_blocks();
         let held: u64 = volume.waiting().map(Waiting::blocks).sum();
         let batch = volume.epochs.front().map_or(0, |epoch| epoch.charge);
-        let moved = volume
-            .destage
-            .as_ref()
-            .map_or(0, |it| it.moved_halves() / 2);
+        let moved = volume.destage().map_or(0, |it| it.moved_halves() / 2);
         Gauges {
             dirty_blocks: charge,
             room_blocks: room.min(limit),

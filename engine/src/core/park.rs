@@ -55,7 +55,7 @@ impl Core {
         let waits = |v: &Volume| {
             let writes = v.is_ledger_busy();
             // Nothing is left to be destaged, but the image has its guard: no program opens it.
-            let guards = v.replay.as_ref().is_some_and(|it| it.guards) && !v.is_dirty();
+            let guards = v.pending_journal().is_some_and(|it| it.guards) && !v.is_dirty();
             writes || guards
         };
         let busy = self.volumes.iter().flatten().any(waits) || self.lines.is_busy(cx.now);

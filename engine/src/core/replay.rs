@@ -67,7 +67,7 @@ impl Core {
             let Some(volume) = self.find(id) else { return };
             let serves = volume.serves() || volume.applies_commit() || volume.applies_move();
             let begun = volume.is_in_part();
-            let Some(replay) = &mut volume.replay else {
+            let Some(replay) = volume.replay_if_any() else {
                 return;
             };
             if replay.damaged || !serves {
@@ -428,7 +428,7 @@ impl Core {
 
     /// Nothing is written any more, or not now: what has not been sent is read again.
     pub(super) fn drop_copies(&mut self, id: VolumeId) {
-        let Some(replay) = &mut self.volume(id).replay else {
+        let Some(replay) = self.volume(id).replay_if_any() else {
             return;
         };
         let writes = core::mem::take(&mut replay.writes);
@@ -550,13 +550,7 @@ impl Core {
 
     /// The ledger says that the image stands at the journal's cut.
     pub(super) fn replay_finished(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let volume = self.volume(id);
-        let replay = volume.replay.take().expect("a replay is under way");
-        assert!(replay.rests_finished(), "all of it is at the image");
-        assert!(
-            replay.cursor == replay.entries.len() && replay.again.is_empty(),
-            "each entry was written"
-        );
+        let replay = self.volume(id).end_replay();
         self.image_written(id, &replay);
         self.resume_behind_replay(cx, id);
         self.touched.held_reads();
@@ -583,14 +577,9 @@ impl Core {
         let mut volume = self.volumes[id.0 as usize]
             .take()
             .expect("checked by the caller");
-        let replay = volume.replay.take().expect("checked by the caller");
-        assert!(
-            replay.rests() && replay.table_piece.is_none() && !volume.is_in_part(),
-            "nothing of it is on its way"
-        );
-        volume.written_ledger().journal_is_lost(replay.upto);
-        self.merge_epochs(&mut volume, 0, replay.upto);
-        volume.want(replay.upto);
+        let upto = volume.lose_journal();
+        self.merge_epochs(&mut volume, 0, upto);
+        volume.want(upto);
         self.volumes[id.0 as usize] = Some(volume);
         self.recount(id);
         self.touch(id);

@@ -19,7 +19,7 @@ const DAMAGED_SHOWN_MAX: usize = 16;
 
 /// What the destage of a volume could not read.
 fn damaged(volume: &Volume) -> Vec<Span> {
-    let met = volume.destage.as_ref().map_or(&[][..], |it| it.damaged());
+    let met = volume.destage().map_or(&[][..], |it| it.damaged());
     met.iter().copied().take(DAMAGED_SHOWN_MAX).collect()
 }
 

@@ -29,7 +29,7 @@ impl Core {
 
     pub(super) fn pace_due(&mut self, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        if let Some(destage) = volume.destage.as_mut() {
+        if let Some(destage) = volume.destage_if_any() {
             destage.pace.timer = None;
         }
         self.touch(id);

@@ -132,7 +132,7 @@ impl Core {
             // A sync of a switch that was given up says nothing of what was written since.
             Step::Quiet
                 if !volume.writes_directly()
-                    && volume.allocator.is_idle()
+                    && volume.allocator().is_idle()
                     && !volume.syncs_for_switch() =>
             {
                 self.set_step(id, Step::Sync);
@@ -285,7 +285,7 @@ impl Core {
             // The guest has to hear of it, and to write again what it had not flushed.
             volume.counters.origin.errors += 1;
             volume.sync_failed();
-            volume.allocator.doubt();
+            volume.allocator_mut().doubt();
             self.renew_layer(id);
         }
         let volume = self.volume(id);

@@ -70,7 +70,7 @@ impl Core {
     /// state and half of the other, and the part looks again later.
     pub(super) fn read_unresolved(&mut self, read: u32, part: Span) {
         let id = self.reads.get(read).volume;
-        if self.volume(id).replay.is_none() {
+        if !self.volume(id).is_replaying() {
             return self.read_damaged(read);
         }
         self.reads.get(read).waits += 1;

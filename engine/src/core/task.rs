@@ -42,12 +42,11 @@ impl Core {
         let (piece_bytes, cluster_bytes) = (self.scratch.piece_bytes(), self.planned_cluster(id));
         let room = journal_room(&task.map, piece_bytes, cluster_bytes);
         let volume = self.volume(id);
-        assert!(!volume.is_destaging(), "one plan at a time");
         let sequence = volume.ledger().map_or(0, |it| it.sequence);
         // It brings no write to the image.
         let destage = Destage::new(Phase::Look, volume.destaged(), sequence, room);
         let task = Some(task);
-        volume.destage = Some(Destage { task, ..destage });
+        volume.begin_destage(Destage { task, ..destage });
         self.touch(id);
     }
 
@@ -68,7 +67,7 @@ impl Core {
         let Some(volume) = self.find(id).filter(|it| it.misfit().is_some()) else {
             return;
         };
-        let early = volume.destage.as_ref().is_some_and(|it| {
+        let early = volume.destage().is_some_and(|it| {
             let in_step = matches!(it.phase, Phase::Prepare | Phase::Begin);
             it.task.is_some() && it.is_idle() && !it.waiting && !it.applying && !in_step
         });

@@ -7,7 +7,9 @@
 use super::batch::{Plan, Task};
 use super::jobs::Job;
 use super::pace::Pace;
+use super::replay::Replay;
 use super::resend::Resend;
+use super::{Epoch, Volume};
 use crate::adversary::{Bug, has};
 use crate::fetch::Want;
 use crate::format::journal::JournalEntry;
@@ -185,5 +187,90 @@ impl Destage {
             task: None,
             moved_halves: 0,
         }
+    }
+}
+
+impl Volume {
+    pub fn destage(&self) -> Option<&Destage> {
+        self.destage.as_ref()
+    }
+
+    /// A destage, if one is under way.
+    pub fn destage_if_any(&mut self) -> Option<&mut Destage> {
+        self.destage.as_mut()
+    }
+
+    /// The destage that is under way.
+    pub fn destaging(&mut self) -> &mut Destage {
+        self.destage.as_mut().expect("a destage is under way")
+    }
+
+    /// An epoch, or the plan of an order, is on its way from here on.
+    pub fn begin_destage(&mut self, destage: Destage) {
+        assert!(
+            self.replay.is_none(),
+            "a pending journal is not written over"
+        );
+        assert!(self.destage.is_none(), "one destage of a volume at a time");
+        self.destage = Some(destage);
+    }
+
+    /// The journal of a plan is decided: it goes to the image as one that a start has found.
+    pub fn apply_plan(&mut self, now: Time) {
+        let mut destage = self.destage.take().expect("a destage is under way");
+        assert!(destage.is_idle() && destage.guarded, "the plan is written");
+        let plan = destage.plan.take().expect("it was planned");
+        let mut replay = Replay::of_plan(destage.planned, destage.upto, now);
+        replay.is_task = destage.task.is_some();
+        replay.sources = plan.sources;
+        assert!(self.replay.is_none(), "one journal of a volume at a time");
+        self.replay = Some(replay);
+    }
+
+    /// The ledger says that the oldest epoch is at the origin: it is not dirty any more.
+    pub fn end_destage(&mut self) -> Epoch {
+        let destage = self.destage.take().expect("a destage is under way");
+        assert!(
+            destage.phase == Phase::Finish && destage.is_idle(),
+            "a destage ends when all of it is there"
+        );
+        let epoch = self.epochs.pop_front().expect("an epoch was destaged");
+        assert!(epoch.sealed, "what is on its way takes no writes");
+        assert_eq!(
+            epoch.last_serial, destage.upto,
+            "the epoch that was begun is the one that ends"
+        );
+        assert!(destage.upto > self.destaged() || epoch.map.is_empty());
+        self.reach(destage.upto);
+        epoch
+    }
+
+    /// The image does not fit. What was written of it may be cut off: then all of it is written
+    /// again when it fits.
+    pub fn destage_again_behind_misfit(&mut self, cut: bool) {
+        let written = |it: &&mut Destage| it.applies() || cut && it.is_planned();
+        if let Some(destage) = self.destage.as_mut().filter(written) {
+            destage.failed = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::volume;
+    use super::*;
+
+    #[test]
+    fn a_destage_ends_with_the_epoch_that_it_began_with() {
+        let mut volume = volume();
+        volume.open_epoch(Time(1)).sealed = true;
+        let mut destage = Destage::new(Phase::Finish, Serial(0), 3, 0);
+        assert_eq!(destage.journal_sequence, 4, "behind that of the ledger");
+        destage.applying = true;
+        volume.begin_destage(destage);
+        volume.destage_again_behind_misfit(false);
+        assert!(volume.destaging().failed && volume.is_destaging());
+        assert!(volume.end_destage().map.is_empty());
+        assert!(!volume.is_dirty() && !volume.is_destaging());
     }
 }

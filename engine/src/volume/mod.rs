@@ -134,13 +134,13 @@ pub struct Volume {
     ledger_writer: Option<LedgerWriter>,
     /// Of the ledger as it is on its medium; 0 while there is none.
     ledger_generation: Generation,
-    pub destage: Option<Destage>,
+    destage: Option<Destage>,
     /// Its journal, which a run before has left.
-    pub replay: Option<Replay>,
+    replay: Option<Replay>,
     unread: Unread,
     /// What it has of the log and of the map.
     own: Own,
-    pub allocator: Allocator,
+    allocator: Allocator,
     pub flow: Flow,
     pub counters: Counters,
     /// Where its bytes lie in the files of its image; none = raw.
