@@ -58,7 +58,7 @@ impl Engine {
 
     /// The cache that this is the engine of.
     pub fn cache(&self) -> Uuid {
-        self.core.cache
+        self.core.superblock.cache
     }
 
     /// Volumes the log knows, attached or not.
@@ -147,7 +147,7 @@ impl Engine {
     /// destaged it, and its guest need only be told so. A write that is not found may be there all
     /// the same, where an earlier recovery found it or much was written after it.
     pub fn has_taken(&self, volume: VolumeId, tag: Tag) -> bool {
-        let found = self.core.taken.binary_search(&(volume, tag)).is_ok();
+        let found = self.core.given.has_already(volume, tag);
         if found {
             mark(Mark::TagFound);
         }

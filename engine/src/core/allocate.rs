@@ -73,9 +73,7 @@ impl Core {
         if let Some(until) = volume.allocator_mut().enqueue(cx.now, queued) {
             cx.out.timer(until, Timer::Pace(id));
         }
-        if !self.allocating.contains(&id) {
-            self.allocating.push(id);
-        }
+        self.direct.allocates(id);
     }
 
     /// Where a write goes at once, if all of it has its place in the file.
@@ -91,7 +89,7 @@ impl Core {
 
     /// Takes all plans as far as they go without waiting.
     pub(super) fn pump_allocations(&mut self, cx: &mut Cx<'_>) {
-        for id in core::mem::take(&mut self.allocating) {
+        for id in self.direct.take_allocating() {
             let mut steps = 0;
             while steps < STEPS_MAX && self.allocate_step(cx, id) == Went::On {
                 steps += 1;
@@ -101,7 +99,7 @@ impl Core {
                 self.touch(id);
                 continue;
             }
-            self.allocating.push(id);
+            self.direct.allocates(id);
             if steps == STEPS_MAX {
                 // The others have their turn in between.
                 cx.out.timer(cx.now, Timer::Pace(id));

@@ -114,7 +114,7 @@ impl Core {
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
         }
-        self.generation_next = Generation(self.generation_next.0.max(volume.generation().0 + 1));
+        self.given.is_in_use(volume.generation());
         self.volumes[id.0 as usize] = Some(volume);
         self.count_writers();
         self.checkpoint.wait(Waiter::Attach(id));
@@ -191,8 +191,8 @@ impl Core {
         if kept.is_some() {
             mark(Mark::KeptLayer);
         }
-        self.layers += 1;
-        kept.unwrap_or(Layer(self.layers))
+        let new = self.given.take_layer();
+        kept.unwrap_or(new)
     }
 
     /// What is at the origin by now is clean. Whether there was any.
@@ -205,7 +205,7 @@ impl Core {
         {
             mark(Mark::ReachedMeanwhile);
             let epoch = volume.epochs.pop_front().expect("just seen");
-            self.free_later(epoch.map);
+            self.extents.free_later(epoch.map);
         }
         volume.epochs.len() < before
     }
@@ -253,9 +253,9 @@ impl Core {
         settled: &Settled,
     ) -> Result<Volume, (Box<Volume>, OpenError)> {
         let ledger = settled.ledger.as_ref();
-        let fits = check_dirty(self.cache, &volume, spec, settled)
+        let fits = check_dirty(self.superblock.cache, &volume, spec, settled)
             .map_err(|why| OpenError::Refused(format!("volume {}: {why}", volume.name())))
-            .and_then(|()| check_owner(self.cache, volume.name(), ledger))
+            .and_then(|()| check_owner(self.superblock.cache, volume.name(), ledger))
             .and_then(|()| check_image(&volume, spec, settled))
             .and_then(|()| check_stage(&volume, settled));
         if let Err(error) = fits {
@@ -268,8 +268,7 @@ impl Core {
             if others && !spec.commit {
                 // Another image under an old name: nothing that the log has of it counts.
                 volume.becomes(ledger.volume);
-                let next = self.generation_next.0.max(ledger.generation.0 + 1);
-                volume.set_generation(Generation(next));
+                volume.set_generation(self.given.generation_behind(ledger.generation));
                 volume.void_older();
                 volume.forget_destaged();
             }
@@ -292,9 +291,9 @@ impl Core {
         spec: &VolumeSpec,
         ledger: Option<&Ledger>,
     ) -> Result<Volume, OpenError> {
-        check_owner(self.cache, &spec.name, ledger)?;
+        check_owner(self.superblock.cache, &spec.name, ledger)?;
         let mut volume = Volume::fresh(id, spec);
-        volume.set_generation(self.generation_next);
+        volume.set_generation(self.given.generation_next());
         if let Some(ledger) = ledger {
             if ledger.dirty && spec.policy != Policy::Ephemeral && !spec.read_only {
                 return Err(OpenError::Refused(format!(
@@ -304,8 +303,7 @@ impl Core {
                 )));
             }
             volume.becomes(ledger.volume);
-            let next = self.generation_next.0.max(ledger.generation.0 + 1);
-            volume.set_generation(Generation(next));
+            volume.set_generation(self.given.generation_behind(ledger.generation));
             volume.reach(ledger.destaged);
             volume.go_on_behind(ledger.destaged);
         }
@@ -354,7 +352,7 @@ impl Core {
         Ledger {
             sequence: old.as_ref().map_or(0, |ledger| ledger.sequence),
             volume: volume.uuid(),
-            cache: self.cache,
+            cache: self.superblock.cache,
             machine: self.config.machine,
             boot: self.config.boot,
             owner,
@@ -375,7 +373,7 @@ impl Core {
     /// The checkpoint names the volume.
     pub(super) fn claim(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         // Whoever stops takes nothing more.
-        if self.stopping {
+        if self.service.is_stopping() {
             return;
         }
         let Some(volume) = self.find(id) else { return };
@@ -404,7 +402,7 @@ impl Core {
     /// At an orderly stop, and when its image goes to another host, the ledger of a clean volume
     /// that was in use says that no cache holds anything of it.
     pub(super) fn release_if_clean(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let parks = self.parking.is_some();
+        let parks = self.service.is_parking();
         let Some(volume) = self.find(id).filter(|volume| volume.is_ready()) else {
             return;
         };
@@ -593,7 +591,7 @@ impl Core {
             self.maps.close(map);
         }
         self.turns.forget(id);
-        self.admission.forget(id);
+        self.shares.forget(id);
         for epoch in volume.epochs {
             self.checkpoint.free_after_checkpoint(epoch.map);
         }

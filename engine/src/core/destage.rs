@@ -152,7 +152,7 @@ impl Core {
         let gauge = self.log.gauge();
         let full = gauge.live * 10 >= gauge.capacity * 6;
         let low = self.log.is_low();
-        let dirty_extents_full = self.dirty_extents * 4 >= self.config.dirty_extents_max * 3;
+        let dirty_extents_full = self.extents.count() * 4 >= self.config.dirty_extents_max * 3;
         let share = self.share(id);
         let volume = self.volume(id);
         // A volume that is never destaged for its age stays in the log as long as there is room:
@@ -440,12 +440,7 @@ impl Core {
     pub(super) fn has_turn(&mut self, now: Time, id: VolumeId) -> bool {
         let volume = self.volume(id);
         let (storage, weight) = (volume.storage(), volume.tuning().share.weight);
-        self.turns.join(now, id, storage, weight);
-        let may = self.turns.may(now, id);
-        if !may {
-            self.turns.enqueue(id);
-        }
-        may
+        self.turns.ask(now, id, storage, weight)
     }
 
     fn order_sync(&mut self, cx: &mut Cx<'_>, id: VolumeId, device: Device) -> bool {
@@ -660,7 +655,7 @@ impl Core {
             if !has(Bug::ServeStaleBase) {
                 self.forget_destaged(layer, &epoch.map);
             }
-            self.free_later(epoch.map);
+            self.extents.free_later(epoch.map);
         }
         self.recount(id);
         self.volume(id).recover_if_read();

@@ -125,8 +125,7 @@ impl Core {
             (oldest.number, oldest.last_serial) = (newer.number, newer.last_serial);
             oldest.last_seq = oldest.last_seq.max(newer.last_seq);
             oldest.writes += newer.writes;
-            self.dirty_extents += oldest.map.len();
-            self.dirty_extents -= extents + newer.map.len();
+            self.extents.merged(&newer.map, extents, oldest.map.len());
             while let Some(piece) = newer.map.pop() {
                 self.log.account(QuotaOwner::NONE, Change::Removed(piece));
             }

@@ -14,13 +14,11 @@
 //! Deliberately absent: what the image is compared by ([`crate::image`]).
 
 use super::Core;
-use super::layers::is_base;
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Refusal, Stat};
 use crate::format::ledger::{Ledger, Progress};
 use crate::image::{Finding, Image, Marked, Named, compare};
 use crate::outbox::{Cx, Pending};
-use crate::ram::Layer;
 use crate::types::{RequestId, SECTOR_BYTES, VolumeId};
 
 /// Whether an image is the one that the ledger saw last.
@@ -184,9 +182,7 @@ impl Core {
 
     /// Nothing that is kept of an image counts for this volume any more, of a base either.
     fn take_new_layer(&mut self, id: VolumeId) {
-        self.layers += 1;
-        let layer = Layer(self.layers);
-        assert!(!is_base(layer), "private layers are below those of bases");
+        let layer = self.given.take_layer();
         let old = self.volume(id).change_layer(layer);
         self.forget_layer(old);
     }

@@ -83,7 +83,7 @@ impl Core {
     pub(super) fn insert_job(&mut self, now: Time, id: VolumeId, job: Job) -> u32 {
         let width = job.width();
         let storage = self.volume(id).storage();
-        self.windows.sent(now, id, storage, width as u32);
+        self.turns.sent(now, id, storage, width as u32);
         let destage = self.phase(id);
         destage.width += width;
         let job = destage.jobs.insert(job);
@@ -365,7 +365,7 @@ impl Core {
         let job = destage.jobs.take(job);
         destage.width -= job.width();
         assert!(destage.jobs.len() <= destage.width);
-        self.windows.done(cx.now, id, job.width() as u32);
+        self.turns.done(cx.now, id, job.width() as u32);
         for piece in &job.pieces {
             self.scratch.free_destage_piece(*piece);
         }

@@ -49,7 +49,7 @@ pub fn name_of(volume: Uuid, ledger: Generation, stat: Stat) -> Option<Uuid> {
 impl Core {
     /// Goes on with the names of own layers; true when there is no more to do.
     pub(super) fn keep_layers(&mut self, cx: &mut Cx<'_>) -> bool {
-        let Some(parking) = &mut self.parking else {
+        let Some(parking) = self.service.parking() else {
             return true;
         };
         let late = cx.now.plus_millis(SPARE_MS) >= parking.until;
@@ -65,7 +65,7 @@ impl Core {
             }
             Keep::Looking(volumes, asked) => {
                 let done = volumes.is_empty() && *asked == 0;
-                if (done || late) && !self.log.fill_footer_due() && self.footers == 0 {
+                if (done || late) && !self.log.fill_footer_due() && self.lines.footers() == 0 {
                     let segments = self.log.clean_segments();
                     self.set_keep(Keep::Naming(segments));
                     return self.write_names(cx);
@@ -80,7 +80,7 @@ impl Core {
     }
 
     fn set_keep(&mut self, keep: Keep) {
-        if let Some(parking) = &mut self.parking {
+        if let Some(parking) = self.service.parking() {
             parking.keep = keep;
         }
     }
@@ -142,7 +142,7 @@ impl Core {
         ok: bool,
         stat: Option<Stat>,
     ) {
-        let parking = self.parking.is_some();
+        let parking = self.service.is_parking();
         let volume = self.volume(id);
         if parking && ok && op == Op::Sync {
             order_look(cx, id, Op::Stat);
@@ -154,7 +154,7 @@ impl Core {
         if let Some(name) = name {
             self.lines.layers.name(layer, name);
         }
-        if let Some(parking) = &mut self.parking
+        if let Some(parking) = self.service.parking()
             && let Keep::Looking(_, asked) = &mut parking.keep
         {
             assert!(*asked > 0, "each look was asked for");
@@ -165,15 +165,15 @@ impl Core {
     /// Writes the footers anew of segments with blocks of named layers, or of what has become a
     /// base. True when all are there.
     fn write_names(&mut self, cx: &mut Cx<'_>) -> bool {
-        while self.footers < FOOTERS_MAX {
-            let Some(parking) = &mut self.parking else {
+        while self.lines.footers() < FOOTERS_MAX {
+            let Some(parking) = self.service.parking() else {
                 return true;
             };
             let Keep::Naming(segments) = &mut parking.keep else {
                 unreachable!("only called in this step");
             };
             let Some(segment) = segments.pop() else {
-                return self.footers == 0;
+                return self.lines.footers() == 0;
             };
             let runs = self.named_runs(segment);
             if !runs.iter().any(|run| run.own) && !self.has_promoted(segment) {
@@ -187,7 +187,7 @@ impl Core {
                 Some(bytes) => self.put_fill_footer(cx, segment, piece, &bytes),
                 None => self.scratch.free_piece(piece),
             }
-            assert!(self.footers <= FOOTERS_MAX);
+            assert!(self.lines.footers() <= FOOTERS_MAX);
         }
         false
     }
@@ -198,7 +198,7 @@ impl Core {
     }
 
     fn put_off(&mut self, segment: SegmentIndex) {
-        if let Some(parking) = &mut self.parking
+        if let Some(parking) = self.service.parking()
             && let Keep::Naming(segments) = &mut parking.keep
         {
             segments.push(segment);

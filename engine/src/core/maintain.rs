@@ -63,7 +63,7 @@ impl Core {
             self.do_without_checkpoint(cx);
             self.pump_park(cx);
             self.pump_checkpoint(cx);
-            self.sweep();
+            self.extents.sweep(&mut self.log);
             // A guest's request that is taken at once touches nothing.
             if !self.touched.is_marked() || self.touched.is_over() || rounds == 0 {
                 break;
@@ -134,8 +134,8 @@ impl Core {
     /// Who writes nothing has no turn at its storage.
     fn give_turn_back(&mut self, id: VolumeId) {
         let idle = self.find(id).is_some_and(|it| !it.is_destaging());
-        if idle && self.turns.is_busy(id) {
-            self.turns.rest(id);
+        if idle {
+            self.turns.rest_if_busy(id);
         }
     }
 
@@ -153,7 +153,7 @@ impl Core {
 
     /// A request has ended that matters only to an order, or to requests that wait.
     pub(super) fn touch_if_awaited(&mut self, id: VolumeId) {
-        let parks = self.parking.is_some();
+        let parks = self.service.is_parking();
         if self.find(id).is_some_and(|it| parks || it.is_awaited()) {
             self.touch(id);
         }
@@ -203,13 +203,12 @@ impl Core {
 
     /// Whether time alone may bring something to do.
     fn has_chores(&self) -> bool {
-        self.dirty_extents > 0
+        self.extents.count() > 0
             || self.touched.is_marked()
-            || !self.held_fills.is_empty()
-            || !self.held_reads.is_empty()
-            || !self.deferred_free.is_empty()
-            || !self.queue.is_empty()
-            || !self.allocating.is_empty()
+            || self.reading.has_held()
+            || !self.extents.is_swept()
+            || self.touched.tries() > 0
+            || self.direct.is_allocating()
             || self.evacuation.is_some()
             || self.volumes.iter().flatten().any(|v| {
                 // A request for an order that has failed is made again after a while.
@@ -218,7 +217,7 @@ impl Core {
             })
             || self.log.is_low()
             || self.health.has_chores()
-            || self.parking.is_some()
+            || self.service.is_parking()
             || self.checkpoint.is_due()
             || self.log.is_backing_off()
             || self.lines.has_chores()
@@ -233,7 +232,7 @@ impl Core {
         }
         self.look_at_cache(cx);
         self.look_at_origins(cx);
-        self.windows.look(cx.now);
+        self.turns.look(cx.now);
         self.retry_bad_reads(cx);
         #[cfg(feature = "adversary")]
         {

@@ -101,8 +101,8 @@ impl Core {
             merged.last_seq = merged.last_seq.max(epoch.last_seq);
             merged.writes += epoch.writes;
             let grown = merged.map.len() as i64 - extents;
-            self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
-            self.free_later(epoch.map);
+            self.extents.grow(grown);
+            self.extents.free_later(epoch.map);
         }
         let volume = self.volume(id);
         volume.merge_upto(merged.last_serial);

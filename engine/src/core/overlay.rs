@@ -17,7 +17,7 @@ use super::checkpoint::Waiter;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Refusal, ResetOn};
 use crate::outbox::Cx;
-use crate::types::{Generation, Policy, RequestId, VolumeId};
+use crate::types::{Policy, RequestId, VolumeId};
 
 impl Core {
     /// Throws an overlay away by command: durable before the reply.
@@ -108,8 +108,7 @@ impl Core {
     /// Everything the overlay holds is void with the next checkpoint; until it is durable
     /// requests wait.
     pub(super) fn begin_reset(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let generation = self.generation_next;
-        self.generation_next = Generation(generation.0 + 1);
+        let generation = self.given.take_generation();
         // A write of which a part lies in what goes cannot be completed.
         if self.volume(id).is_in_part() {
             self.give_up_unfinished(id);

@@ -119,10 +119,10 @@ impl Core {
     fn origin_of(&mut self, pending: &Pending) -> Option<(VolumeId, u64)> {
         match *pending {
             // Guests read about as much at once as they write.
-            Pending::Fill { fill } => self.fills.get(fill).origin().map(|id| (id, 1)),
-            Pending::OriginRead { read, .. } => Some((self.reads.get(read).volume, 1)),
+            Pending::Fill { fill } => self.reading.fill(fill).origin().map(|id| (id, 1)),
+            Pending::OriginRead { read, .. } => Some((self.reading.read(read).volume, 1)),
             Pending::Destage { volume, job } => Some((volume, self.job_blocks(volume, job))),
-            Pending::Direct { call } => Some((self.direct_ios.get(call).volume(), 0)),
+            Pending::Direct { call } => Some((self.direct.get(call).volume(), 0)),
             _ => pending.volume().map(|id| (id, 0)),
         }
     }
@@ -135,7 +135,7 @@ impl Core {
             volume.flow.origin_done(started, now, blocks);
             let storage = volume.storage();
             if ok && matches!(pending, Pending::Fill { .. } | Pending::OriginRead { .. }) {
-                self.windows.read_done(now, storage, now.since(started));
+                self.turns.read_done(now, storage, now.since(started));
             }
         }
     }
@@ -173,7 +173,7 @@ impl Core {
         let log_fill = log.live * 1000 / log.capacity.max(1);
         let volume = self.volume(id);
         let (storage, fill) = (volume.storage(), volume.dirty_fill().max(log_fill));
-        self.windows.is_open(now, storage, fill)
+        self.turns.is_open(now, storage, fill)
     }
 
     /// Requests that the destager of a volume may have at the origin. Reads of its guest go first:

@@ -32,7 +32,6 @@ use crate::format::ledger::Progress;
 use crate::image::Image;
 use crate::origin::Map;
 use crate::outbox::{Cx, Timer};
-use crate::ram::Layer;
 use crate::types::{RequestId, Time, VolumeId};
 use crate::volume::ledger::LedgerStep;
 use crate::volume::quiesce::Step;
@@ -44,7 +43,7 @@ const EMPTY_MS_MAX: u64 = 10_000;
 impl Core {
     /// An administrator's order: the images of a volume and its group are to rest.
     pub(super) fn quiesce(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
-        if self.stopping {
+        if self.service.is_stopping() {
             return cx.out.reply(request, Err(Refusal::Gone));
         }
         let failed = self.health.is_failed();
@@ -185,12 +184,12 @@ impl Core {
     pub(super) fn resume(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let step = self.volume(id).quiesce_step();
         let answer = match step {
-            _ if self.stopping => Err(Refusal::Gone),
+            _ if self.service.is_stopping() => Err(Refusal::Gone),
             None | Some(Step::Drain) => Err(Refusal::NotQuiesced),
             Some(Step::Rest) => Ok(()),
             Some(_) => Err(Refusal::Busy),
         };
-        if !self.stopping && matches!(step, Some(Step::Drain | Step::Rest)) {
+        if !self.service.is_stopping() && matches!(step, Some(Step::Drain | Step::Rest)) {
             self.refuse_quiesce(cx, id, Refusal::NotQuiesced);
             for member in self.members(id) {
                 self.volume(member).resume();
@@ -202,7 +201,7 @@ impl Core {
 
     /// Another file is about to take the place of the image.
     pub(super) fn announce_exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
-        let stopping = self.stopping;
+        let stopping = self.service.is_stopping();
         let volume = self.volume(id);
         let rests = volume.quiesce_step() == Some(Step::Rest);
         let refusal = match volume.ledger() {
@@ -218,12 +217,12 @@ impl Core {
 
     /// The host has exchanged the files, or has given it up.
     pub(super) fn end_exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
-        if self.volume(id).is_moving() && !self.stopping {
+        if self.volume(id).is_moving() && !self.service.is_stopping() {
             return self.end_move(cx, id, request);
         }
         let refusal = match self.volume(id).quiesce_step() {
             // The next start finds either of the two files.
-            _ if self.stopping => Refusal::Gone,
+            _ if self.service.is_stopping() => Refusal::Gone,
             None | Some(Step::Drain | Step::Rest) => Refusal::NotQuiesced,
             Some(Step::Announced | Step::Empty { .. } | Step::Exchanged) => {
                 if let Some(order) = self.volume(id).take_exchange_order() {
@@ -253,7 +252,7 @@ impl Core {
     /// The new file is there: the host wants to exchange what is open.
     pub(super) fn empty_for_exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let until = cx.now.plus_millis(EMPTY_MS_MAX);
-        if self.stopping {
+        if self.service.is_stopping() {
             return cx.out.reply(request, Err(Refusal::Gone));
         }
         if self.volume(id).is_moving() {
@@ -268,8 +267,8 @@ impl Core {
     /// Nothing of the image is on its way, or something is for too long.
     fn emptied(&mut self, cx: &mut Cx<'_>, id: VolumeId, until: Time) {
         // One that is asked for again lies where the files before had it.
-        let filling = self.fills.iter_mut().any(|fill| fill.origin() == Some(id));
-        let stopping = self.stopping;
+        let filling = self.reading.is_filling(id);
+        let stopping = self.service.is_stopping();
         let volume = self.volume(id);
         let busy = filling || volume.has_requests() || volume.has_reads();
         let busy = busy && !has(Bug::ExchangeUnderReads);
@@ -301,8 +300,7 @@ impl Core {
             return self.moved(id, map, image);
         }
         let (name, below) = (map.tables()[0], map.layers()[0]);
-        self.layers += 1;
-        let own = Layer(self.layers);
+        let own = self.given.take_layer();
         let volume = self.volume(id);
         assert!(written && volume.holds_for_exchange(), "the host was told");
         assert!(!volume.is_destaging(), "the image has rested all the time");

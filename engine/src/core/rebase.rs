@@ -72,7 +72,7 @@ impl Core {
         let Some(step) = self.find(id).and_then(|it| it.rebase_step()) else {
             return;
         };
-        let filling = self.fills.iter_mut().any(|fill| fill.origin() == Some(id));
+        let filling = self.reading.is_filling(id);
         if step == Step::Wait {
             // Another policy may have come first, or another image.
             let held = self.volume(id).misfit().is_some();

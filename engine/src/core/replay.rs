@@ -267,7 +267,7 @@ impl Core {
     /// A request to the storage of a volume counts like one of a destage.
     fn replay_sent(&mut self, now: Time, id: VolumeId, bytes: u64) {
         let storage = self.volume(id).storage();
-        self.windows.sent(now, id, storage, 1);
+        self.turns.sent(now, id, storage, 1);
         self.turns.spend(now, id, bytes);
     }
 
@@ -325,7 +325,7 @@ impl Core {
     }
 
     fn entries_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, at: u32, ok: bool) {
-        self.windows.done(cx.now, id, 1);
+        self.turns.done(cx.now, id, 1);
         if !ok {
             self.bring_again(id, at);
             return self.replay_read_failed(cx, id);
@@ -405,7 +405,7 @@ impl Core {
         result: Result<(), IoError>,
         started: Time,
     ) {
-        self.windows.done(cx.now, id, 1);
+        self.turns.done(cx.now, id, 1);
         let volume = self.volume(id);
         volume.request_ends();
         volume.counters.origin.latency.add_ns(cx.now.since(started));

@@ -509,7 +509,7 @@ impl Core {
         let piece = scrub.piece.expect("kept until it is read");
         let mut bytes = alloc::vec![0; self.scratch.piece_bytes() as usize];
         cx.memory.load(self.scratch.piece(piece), &mut bytes);
-        let parsed = Footer::parse(&bytes, self.log.geometry, self.cache);
+        let parsed = Footer::parse(&bytes, self.log.geometry, self.superblock.cache);
         let good = ok && parsed.is_ok();
         if !good && tries + 1 < TRIES_MAX {
             return self.ask_scrub_footer(cx, segment, tries + 1);

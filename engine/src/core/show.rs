@@ -130,7 +130,7 @@ impl Core {
 
     fn show(&self, volume: &Volume, now: Time) -> VolumeSnapshot {
         let (group_waits, group_in_place) = self.group_state(volume);
-        let (oldest, began) = (volume.epochs.front(), self.began.unwrap_or(now));
+        let (oldest, began) = (volume.epochs.front(), self.service.began(now));
         let (state, reason) = state_of(volume, now);
         VolumeSnapshot {
             misfit: volume.misfit(),

@@ -37,7 +37,7 @@ impl Core {
 
     /// Whether more than its age asks for the destage of a volume.
     fn is_hurried(&mut self, id: VolumeId) -> bool {
-        self.parking.is_some() || self.health.is_failed() || {
+        self.service.is_parking() || self.health.is_failed() || {
             let volume = self.volume(id);
             waits_for_destage(volume) || self.is_room_scarce(id)
         }

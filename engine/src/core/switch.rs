@@ -243,7 +243,7 @@ impl Core {
                 self.end_switch(cx, id, policy);
             }
             // As in a crash here: the next life finds the way from what the ledger says.
-            Some(Step::Name) if self.stopping => return,
+            Some(Step::Name) if self.service.is_stopping() => return,
             Some(Step::Name) => {
                 self.set_step(id, Step::Named);
             }
@@ -256,7 +256,7 @@ impl Core {
     fn claim_by_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volumes[id.0 as usize].as_ref();
         let volume = volume.expect("checked by the caller");
-        if self.stopping || volume.is_ledger_busy() {
+        if self.service.is_stopping() || volume.is_ledger_busy() {
             return;
         }
         let ledger_writer = self.ledger_writer_of(volume, volume.ledger().cloned(), true);

@@ -209,8 +209,8 @@ impl Core {
 
     /// Gives so many volumes with waiting requests a turn, each as long as one of them gets on.
     pub(super) fn retry_waiting(&mut self, cx: &mut Cx<'_>, volumes_max: usize) {
-        for _ in 0..self.queue.len().min(volumes_max) {
-            let Some(id) = self.queue.pop_front() else {
+        for _ in 0..self.touched.tries().min(volumes_max) {
+            let Some(id) = self.touched.next_try() else {
                 return;
             };
             let Some(volume) = self.find(id) else {
@@ -559,10 +559,11 @@ impl Core {
         if source.is_some() {
             volume.counters.ssd_write_bytes += appended.span.blocks() * BLOCK_BYTES;
         }
-        self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
+        self.extents.grow(grown);
         self.recount(id);
         let blocks = appended.span.blocks();
-        self.spend_admission(cx.now, id, if source.is_some() { blocks } else { 1 });
+        self.shares
+            .spend(cx.now, id, if source.is_some() { blocks } else { 1 });
         Some((appended.span.sectors, appended.seq))
     }
 
@@ -608,7 +609,8 @@ impl Core {
         let pieces = blocks / (chunk_blocks - 1) + 3;
         let room = self.room_for(id, Pool::Log, blocks);
         let room = room.min(self.room_for(id, Pool::Map, pieces));
-        if self.may_take_common(now, id, room) {
+        let weight = self.volume(id).tuning().share.weight;
+        if self.shares.may_take_common(now, id, room, weight) {
             return Gate::Open;
         }
         mark(Mark::LogFull);

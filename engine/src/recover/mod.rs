@@ -251,9 +251,9 @@ pub fn recover(
     let ledger_writer = crate::core::checkpoint_writer(next.sequence);
     let mut core = Core::new(config, superblock, log, replayed.volumes, ledger_writer);
     core.adopt_fills(fills);
-    core.taken = replay::taken(&tags, &core.volumes);
+    let already = replay::taken(&tags, &core.volumes);
     core.log.collect_ready();
-    core.generation_next = Generation(next.generation_next);
+    core.given.go_on(Generation(next.generation_next), already);
     core.take_over();
     Ok((core, report))
 }

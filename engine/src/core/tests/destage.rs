@@ -55,7 +55,7 @@ fn room_is_scarce_from_three_quarters_of_the_extents_on() {
     for block in [10, 20, 30] {
         host.fill(disk, block, 1);
     }
-    assert_eq!(host.core.dirty_extents, 3);
+    assert_eq!(host.core.extents.count(), 3);
     host.core.config.dirty_extents_max = 5;
     assert!(!host.core.is_room_scarce(disk));
     host.core.config.dirty_extents_max = 4;

@@ -280,7 +280,7 @@ pub(super) fn attach_spec(host: &mut Host, map: Backwards, spec: VolumeSpec) -> 
     let id = host.core.place(&spec.name);
     let file = host.disks.0.entry(Device::Origin(id));
     file.or_insert_with(empty_file);
-    let cache = Some(host.core.cache);
+    let cache = Some(host.core.superblock.cache);
     let otherwise = crate::settle::Otherwise::Refuse;
     let settled = crate::settle::settle_for(&mut host.disks, id, otherwise, cache);
     let settled: Settled = settled.expect("the ledger is whole");
@@ -300,7 +300,7 @@ pub(super) fn attach_known(host: &mut Host, image: Image) -> bool {
     file.or_insert_with(empty_file);
     host.stat.image = Some(image);
     host.stat.named = Named::To(image);
-    let cache = Some(host.core.cache);
+    let cache = Some(host.core.superblock.cache);
     let otherwise = crate::settle::Otherwise::Refuse;
     let settled = crate::settle::settle_for(&mut host.disks, id, otherwise, cache);
     let mut settled: Settled = settled.expect("the ledger is whole");

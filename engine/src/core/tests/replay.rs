@@ -75,7 +75,7 @@ fn killed_in_a_destage() -> (Host, VolumeId, Written) {
 impl Host {
     /// Attaches a volume, and leaves its journal to be replayed while it is served.
     fn attach_with_journal(&mut self, disk: VolumeId) {
-        let cache = Some(self.core.cache);
+        let cache = Some(self.core.superblock.cache);
         let settled = settle_for(&mut self.disks, disk, Otherwise::Refuse, cache);
         let settled = settled.expect("the ledger is whole");
         assert!(settled.journal_left);
@@ -212,7 +212,7 @@ fn a_journal_that_the_log_does_not_have_is_not_left_to_it() {
     let beside = host.disks.0.into_iter();
     let beside = beside.filter(|(device, _)| *device != Device::Cache);
     other.disks.0.extend(beside);
-    let cache = Some(other.core.cache);
+    let cache = Some(other.core.superblock.cache);
     let settled = settle_for(&mut other.disks, disk, Otherwise::Refuse, cache).expect("read");
     let wanted = spec(Policy::WriteBack, "disk");
     let refused = other.core.attach(disk, wanted, settled);
