@@ -313,7 +313,7 @@ impl Core {
         let piece_bytes = self.scratch.piece_bytes();
         let (mut slices, mut left) = (Vec::new(), missing.bytes);
         while left > 0 {
-            let held = self.held_pieces(id);
+            let held = self.volume(id).held_pieces();
             let Some(piece) = self.scratch.take_destage_piece(held) else {
                 for piece in core::mem::take(&mut self.allocation(id).plan.pieces) {
                     self.scratch.free_destage_piece(piece);
@@ -363,7 +363,7 @@ impl Core {
     }
 
     fn read_first_sector(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> Went {
-        let held = self.held_pieces(id);
+        let held = self.volume(id).held_pieces();
         let Some(piece) = self.scratch.take_destage_piece(held) else {
             return Went::Nowhere;
         };
@@ -406,7 +406,7 @@ impl Core {
         if plan.reads_first() {
             return Went::Nowhere;
         }
-        let held = self.held_pieces(id);
+        let held = self.volume(id).held_pieces();
         let Some(piece) = self.scratch.take_destage_piece(held) else {
             return Went::Nowhere;
         };

@@ -549,17 +549,6 @@ impl Core {
         }
     }
 
-    /// Ledger and journal are gone, or could not be removed; the data is at the origin anyway.
-    pub(super) fn removed(&mut self, id: VolumeId, ok: bool) {
-        let volume = self.volume(id);
-        if !ok {
-            volume.counters.origin.errors += 1;
-        }
-        assert!(volume.is_detaching() && volume.removal() == Removal::Ordered);
-        // A guest may have read from it meanwhile.
-        volume.remove(Removal::Done);
-    }
-
     fn forget(&mut self, cx: &mut Cx<'_>, request: RequestId, id: VolumeId) {
         self.end_given_up(id);
         let mut volume = self.volumes[id.0 as usize]

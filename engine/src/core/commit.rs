@@ -26,22 +26,8 @@ use crate::adversary::{Mark, mark};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
-use crate::types::{DestageMode, Policy, RequestId, VolumeId};
-use crate::volume::Volume;
+use crate::types::{DestageMode, RequestId, VolumeId};
 use crate::volume::ledger::LedgerStep;
-
-impl Volume {
-    /// It was attached to be committed, and has its image alone.
-    pub(super) fn may_commit(&self) -> bool {
-        self.policy == Policy::Ephemeral && self.has_ledger()
-    }
-
-    /// Its commit is decided, and goes to an image that is not raw.
-    pub(super) fn applies_commit(&self) -> bool {
-        let decided = self.pending_journal().is_some_and(|it| it.plan);
-        self.is_committing() && decided && self.misfit().is_none()
-    }
-}
 
 impl Core {
     /// An administrator's order, for a volume that was attached to be committed.
@@ -173,20 +159,6 @@ impl Core {
         volume.begin_suspend(request);
     }
 
-    /// Whether a volume may be let go of as it is: the ledger of one that writes its image says
-    /// that it is clean, which `release_if_clean` writes.
-    fn said_clean(&mut self, id: VolumeId) -> bool {
-        let volume = self.volume(id);
-        if volume.policy == Policy::Ephemeral || volume.misfit().is_some() {
-            return volume.is_ready();
-        }
-        assert!(!volume.is_dirty(), "what is let go of owes nothing");
-        match volume.ledger_writer() {
-            Some(writer) => writer.says_clean(),
-            None => volume.is_ready(),
-        }
-    }
-
     /// Goes on with that when nothing of the volume is in flight any more.
     pub(super) fn suspend_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let failed = self.health.is_failed();
@@ -210,7 +182,7 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Dirty));
             return;
         }
-        if !self.said_clean(id) {
+        if !self.volume(id).said_clean() {
             return;
         }
         self.give_up_unfinished(id);

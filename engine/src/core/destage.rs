@@ -78,7 +78,7 @@ impl Core {
         if let Some(group) = volume.group() {
             if self.command_group(id, request, group) {
                 for member in self.members(id) {
-                    self.read_bad_again(cx.now, member);
+                    self.volume(member).read_bad_again(cx.now);
                     self.touch(member);
                 }
             } else {
@@ -91,7 +91,7 @@ impl Core {
             return;
         }
         volume.order_destage(request, upto);
-        self.read_bad_again(cx.now, id);
+        self.volume(id).read_bad_again(cx.now);
         // One that was under way hurries from now on.
         self.touch(id);
     }
@@ -165,7 +165,7 @@ impl Core {
     /// An overlay goes to its image as a whole. Its journal alone makes it safe, so nobody waits
     /// for the log.
     pub(super) fn destage_overlay(&mut self, id: VolumeId) {
-        let first = match self.plans(id) {
+        let first = match self.volume(id).plans() {
             true => Phase::Look,
             false => Phase::Journal,
         };
@@ -227,7 +227,7 @@ impl Core {
             if stuck && self.is_damaged_still(cx.now, id) {
                 return self.refuse_for_damage(cx, id);
             }
-            let plans = self.plans(id);
+            let plans = self.volume(id).plans();
             let destage = self.phase(id);
             let goes_on = match destage.phase {
                 Phase::WaitLog { asked } => self.wait_for_log(cx, id, asked),
@@ -257,13 +257,6 @@ impl Core {
         self.volume(id).destaging()
     }
 
-    /// Lets a destage pass the gate that its group has reached. False if it does not stand there.
-    pub(super) fn open_gate(&mut self, id: VolumeId) -> bool {
-        let destage = self.volume(id).destage_if_any();
-        let waits = destage.filter(|destage| destage.phase == Phase::Gate);
-        waits.map(|destage| destage.phase = Phase::Stat).is_some()
-    }
-
     fn wait_for_log(&mut self, cx: &mut Cx<'_>, id: VolumeId, asked: bool) -> bool {
         let volume = self.volume(id);
         let epoch = volume.epochs.front();
@@ -278,7 +271,7 @@ impl Core {
             }
             return false;
         }
-        let plans = self.plans(id);
+        let plans = self.volume(id).plans();
         let destage = self.phase(id);
         destage.phase = match destage.in_place {
             _ if plans => Phase::Look,
@@ -292,7 +285,7 @@ impl Core {
     fn start_jobs(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let piece_bytes = self.scratch.piece_bytes();
         loop {
-            let depth = self.destage_depth(cx.now, id);
+            let depth = self.volume(id).destage_depth(cx.now);
             let destage = self.phase(id);
             // Each request to the journal fills its memory.
             let depth = match destage.applying {
@@ -311,7 +304,7 @@ impl Core {
             let (cursor, again) = (destage.cursor, !destage.resend.is_empty());
             let pieces = if applying { JOB_PIECES_MAX as u64 } else { 1 };
             // What has no turn now is not put together for nothing: it tries again at each event.
-            if (!again && self.destaged_map(id).at_or_after(cursor).is_none())
+            if (!again && self.volume(id).destaged_map().at_or_after(cursor).is_none())
                 || self.is_paced(cx, id)
                 || !self.has_turn(cx.now, id)
                 || !self.has_place(cx.now, id)
@@ -324,7 +317,7 @@ impl Core {
                 }
                 continue;
             }
-            let run = next_run(self.destaged_map(id), cursor, pieces * piece_bytes);
+            let run = next_run(self.volume(id).destaged_map(), cursor, pieces * piece_bytes);
             let run = run.expect("something was there");
             let Some(cursor) = self.start_job(cx, id, run, applying) else {
                 break;
@@ -337,7 +330,7 @@ impl Core {
     /// Goes to the next phase if the jobs of this one are at their end.
     fn end_jobs(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let cursor = self.phase(id).cursor;
-        let map_end = self.destaged_map(id).at_or_after(cursor).is_none();
+        let map_end = self.volume(id).destaged_map().at_or_after(cursor).is_none();
         let now = cx.now;
         let destage = self.phase(id);
         if destage.jobs.len() > 0 {
@@ -362,25 +355,15 @@ impl Core {
 
     /// What an image that allocates plans in one step.
     pub(super) fn planned_cluster(&mut self, id: VolumeId) -> Option<u64> {
-        let plans = self.plans(id);
+        let plans = self.volume(id).plans();
         let planner = self.planner(id).filter(|_| plans);
         planner.map(|planner| planner.cluster_bytes())
-    }
-
-    /// What is being destaged.
-    pub(super) fn destaged_map(&mut self, id: VolumeId) -> &ExtentMap {
-        let volume = self.volume(id);
-        if let Some(task) = volume.destage().and_then(|it| it.task.as_ref()) {
-            return &task.map;
-        }
-        let epoch = volume.epochs.front();
-        &epoch.expect("an epoch is being destaged").map
     }
 
     pub(super) fn begin_phase_again(&mut self, now: Time, id: VolumeId) {
         let piece_bytes = self.scratch.piece_bytes();
         let cluster_bytes = self.planned_cluster(id);
-        let room = journal_room(self.destaged_map(id), piece_bytes, cluster_bytes);
+        let room = journal_room(self.volume(id).destaged_map(), piece_bytes, cluster_bytes);
         let volume = self.volume(id);
         let commits = volume.is_committing();
         let destage = volume.destaging();
@@ -521,7 +504,10 @@ impl Core {
         let now = cx.now;
         let is_task = self.phase(id).task.is_some();
         let prepared = is_task || self.is_prepared(id);
-        let replans = self.members(id).into_iter().any(|it| self.plans(it));
+        let replans = self
+            .members(id)
+            .into_iter()
+            .any(|it| self.volume(it).plans());
         // A volume that goes on with its image must not ask once more for what is here.
         let fits = stat.map(|stat| self.judge_image(cx, id, &stat));
         let destage = self.phase(id);
@@ -592,16 +578,6 @@ impl Core {
         writer.note_apply(now, stat);
         writer.prepare(upto, in_place);
         self.write_ledger(cx, id, LedgerStep::Prepare);
-    }
-
-    /// The ledger says that a plan may write to the image. One that was under way goes on.
-    pub(super) fn destage_prepared(&mut self, id: VolumeId) {
-        let destage = self.phase(id);
-        assert!(
-            destage.phase == Phase::Prepare,
-            "the ledger was written for it"
-        );
-        destage.phase = Phase::Journal;
     }
 
     /// The ledger says that the origin may be written now.

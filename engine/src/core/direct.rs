@@ -301,13 +301,6 @@ impl Core {
             self.ram.publish(slot);
         }
     }
-
-    /// Whether the blocks of a range are being written past the log: then nobody may fill them.
-    pub(super) fn is_being_written(&mut self, id: VolumeId, span: Span) -> bool {
-        let (first, end) = blocks_of(span);
-        let whole = Span::new(first * BLOCK_SECTORS, (end - first) * BLOCK_SECTORS);
-        self.volume(id).writes_directly_to(whole) && !has(Bug::FillUnderWrite)
-    }
 }
 
 /// The blocks that a range touches: the first, and the one behind the last.

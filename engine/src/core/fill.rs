@@ -568,7 +568,7 @@ impl Core {
             unreachable!("only such fills read the origin");
         };
         let (failed, damaged, begun) = (fill.failed, fill.damaged, fill.begun);
-        if failed && !damaged && self.may_hold(source, begun, cx.now) {
+        if failed && !damaged && self.volume(source).may_hold(begun, cx.now) {
             mark(Mark::FillHeld);
             return self.hold_fill(source, id);
         }
@@ -637,13 +637,6 @@ impl Core {
         for (read, _) in fill.waiters {
             self.part_of_read_ended(cx, read);
         }
-    }
-
-    /// Whether a read that its origin did not give waits for another try.
-    pub(super) fn may_hold(&mut self, id: VolumeId, begun: Time, now: Time) -> bool {
-        let volume = self.volume(id);
-        let limit = volume.tuning().origin_timeout_ms;
-        !volume.is_detaching() && limit.is_none_or(|limit| now < begun.plus_millis(limit))
     }
 }
 

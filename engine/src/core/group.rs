@@ -250,11 +250,11 @@ impl Core {
             return false;
         }
         for member in self.members(id) {
-            if member != id && self.open_gate(member) {
+            if member != id && self.volume(member).open_gate() {
                 self.touch(member);
             }
         }
-        self.open_gate(id)
+        self.volume(id).open_gate()
     }
 
     /// An order to destage one member is for all: what they have now. False if all of it is there.

@@ -19,7 +19,7 @@
 //! ([`Planner`](crate::origin::Planner)).
 
 use super::Core;
-use crate::adversary::{Bug, Mark, has, mark};
+use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::memory::Slice;
 use crate::origin::Errand;
@@ -38,7 +38,7 @@ impl Core {
     pub(super) fn growth_refusal(&mut self, id: VolumeId, new_bytes: u64) -> Option<Refusal> {
         let volume = self.volume(id);
         volume.map()?;
-        let plans = self.plans(id);
+        let plans = self.volume(id).plans();
         match self.planner(id).map(|it| it.growth(new_bytes)) {
             None => Some(Refusal::Policy),
             _ if !plans => Some(Refusal::Policy),
@@ -105,25 +105,6 @@ impl Core {
         let span = Span::new(first / SECTOR_BYTES, (end - first) / SECTOR_BYTES);
         resize.cut_next = first;
         Task::new(Errand::Cut, &[span])
-    }
-
-    /// The plan is at the image.
-    pub(super) fn room_made(&mut self, id: VolumeId) {
-        let resize = self.resizing(id);
-        assert!(resize.step == Step::Room, "it has waited for that");
-        let shrinks = resize.new_bytes < resize.old_bytes;
-        assert!(
-            resize.cut_next <= resize.cut_end,
-            "an end goes from its end on"
-        );
-        match shrinks {
-            true => {
-                resize.cut_end = resize.cut_next;
-                mark(Mark::EndCut);
-            }
-            false => mark(Mark::RoomMade),
-        }
-        resize.has_room = !shrinks || resize.cut_end == resize.new_bytes;
     }
 
     fn send_size(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op) {

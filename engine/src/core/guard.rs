@@ -17,47 +17,17 @@ use super::replay::FOREIGN_MS;
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Stat};
 use crate::format::ledger::Progress;
-use crate::image::Mark;
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending, PlanIo, ReplayIo};
-use crate::snapshot::WrittenSnapshot;
-use crate::types::{Policy, SECTOR_BYTES, Serial, Time, VolumeId};
+use crate::types::{SECTOR_BYTES, Serial, Time, VolumeId};
+use crate::volume::Replay;
 use crate::volume::destage::Phase;
 use crate::volume::ledger::LedgerStep;
 use crate::volume::replay::Step;
 use crate::volume::resend::RETRY_MS;
-use crate::volume::{Replay, Volume};
 
 const FOREIGN: &str = "the file does not begin with the header of its image any more; restore it, \
                        and destage goes on";
-
-impl Volume {
-    /// What an image says that has all writes of the volume up to this one.
-    pub(super) fn mark(&self, serial: Serial) -> Mark {
-        Mark {
-            volume: self.uuid(),
-            generation: self.generation(),
-            serial,
-        }
-    }
-
-    /// What is to be shown of an image that it writes.
-    pub(super) fn written(&self) -> Option<WrittenSnapshot> {
-        let writes = self.policy != Policy::Ephemeral && !self.is_read_only();
-        self.map().filter(|_| writes)?;
-        let destage = self.destage();
-        let replay = self.pending_journal();
-        let ledger = self.ledger();
-        Some(WrittenSnapshot {
-            guarded: destage.is_some_and(|it| it.guarded)
-                || replay.is_some_and(|it| it.reached || it.upto > Serial(0)),
-            journal_bytes: match ledger.map(|it| it.progress) {
-                Some(Progress::Apply { journal_bytes, .. }) => journal_bytes,
-                _ => 0,
-            },
-        })
-    }
-}
 
 impl Core {
     /// Reads the first sector of the file, to write it with the guard set.
@@ -146,16 +116,6 @@ impl Core {
         writer.note_apply(cx.now, &stat);
         writer.reach(upto, Progress::Prepare);
         self.write_ledger(cx, id, LedgerStep::Reached);
-    }
-
-    /// The ledger says that nothing needs the journal any more.
-    pub(super) fn replay_reached(&mut self, id: VolumeId) {
-        let replay = self.volume(id).replay();
-        assert!(
-            replay.step == Step::Reached,
-            "the ledger was written for it"
-        );
-        (replay.step, replay.reached) = (Step::Header, true);
     }
 
     pub(super) fn read_header(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {

@@ -17,8 +17,8 @@ use alloc::vec::Vec;
 impl Core {
     /// Writes header and table of the journal, a piece at a time.
     pub(super) fn write_table(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        let plans = self.plans(id);
-        if plans && self.phase(id).table.is_empty() && self.entries_overlap(id) {
+        let plans = self.volume(id).plans();
+        if plans && self.phase(id).table.is_empty() && self.volume(id).entries_overlap() {
             self.plan_contradicted(cx, id);
             return false;
         }
@@ -105,7 +105,7 @@ impl Core {
                     None => Phase::JournalSync,
                 };
             }
-            self.go_on_after_success(id);
+            self.volume(id).go_on_after_success();
         }
         self.scratch.free_destage_piece(piece);
     }

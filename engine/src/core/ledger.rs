@@ -77,9 +77,9 @@ impl Core {
                 let pending = Pending::Clock { volume: id };
                 cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Stat, 0, 0);
             }
-            LedgerStep::Prepare => self.destage_prepared(id),
-            LedgerStep::Reached => self.replay_reached(id),
-            LedgerStep::Begin if volume.is_replaying() => self.replay_begun(id),
+            LedgerStep::Prepare => self.volume(id).destage_prepared(),
+            LedgerStep::Reached => self.volume(id).replay_reached(),
+            LedgerStep::Begin if volume.is_replaying() => self.volume(id).replay_begun(),
             LedgerStep::Finish if volume.is_replaying() => self.replay_finished(cx, id),
             LedgerStep::Begin => self.destage_begun(cx, id),
             LedgerStep::Finish => self.destage_finished(cx, id),

@@ -172,7 +172,7 @@ impl Core {
             let Some(id) = self.turns.dequeue() else {
                 return;
             };
-            let held = self.held_pieces(id);
+            let held = self.volume(id).held_pieces();
             if !self.scratch.may_take_destage_piece(held) || !self.is_place_free(cx.now, id) {
                 self.turns.enqueue(id);
                 continue;

@@ -39,14 +39,6 @@ impl Core {
         true
     }
 
-    /// An order to destage makes what is bad be read at once, whenever it was read last.
-    pub(super) fn read_bad_again(&mut self, now: Time, id: VolumeId) {
-        let destage = self.volume(id).destage_if_any();
-        if let Some(destage) = destage.filter(|destage| destage.met_damage()) {
-            (destage.reread_asked, destage.retry_at) = (true, now);
-        }
-    }
-
     /// Nothing tells when the damage will be gone, so orders do not wait for that. They are asked
     /// to come again; the destage stays ready to go on by itself.
     pub(super) fn refuse_for_damage(&mut self, cx: &mut Cx<'_>, id: VolumeId) {

@@ -72,7 +72,7 @@ use crate::origin::Maps;
 use crate::outbox::{Cx, Pending, Timer};
 use crate::ram::RamTier;
 use crate::scratch::Scratch;
-use crate::types::{LogAddr, RequestId, Time, VolumeId};
+use crate::types::{RequestId, VolumeId};
 use crate::volume::Volume;
 use alloc::vec::Vec;
 
@@ -278,13 +278,9 @@ impl Core {
         assert_eq!(unfinished, self.log.unfinished);
         assert_eq!(given_up, self.log.given_up);
         self.extents.check(extents + self.checkpoint.extents());
-        assert!(self.scratch.destage_pieces() <= self.all_held_pieces());
-    }
-
-    #[cfg(feature = "adversary")]
-    fn all_held_pieces(&mut self) -> usize {
-        let ids = 0..self.volumes.len() as u32;
-        ids.map(|id| self.held_pieces(VolumeId(id))).sum()
+        let all = self.volumes.iter_mut().flatten();
+        let held: usize = all.map(Volume::held_pieces).sum();
+        assert!(self.scratch.destage_pieces() <= held);
     }
 
     fn done(
@@ -354,7 +350,7 @@ impl Core {
             Pending::ScrubFooter => self.scrub_footer_read(cx, ok),
             Pending::EvacuateFooter => self.evacuation_footer(cx, ok),
             Pending::CutJournal { volume } => self.journal_cut(cx, volume, ok),
-            Pending::Remove { volume } => self.removed(volume, ok),
+            Pending::Remove { volume } => self.volume(volume).removed(ok),
         }
     }
 
@@ -397,7 +393,7 @@ impl Core {
                 if fetched.is_damaged() {
                     op.result = Err(Refusal::Io);
                     let bad = fetched.bad.iter().map(|want| want.addr);
-                    self.mark_damaged(cx.now, volume, bad);
+                    self.volume(volume).meets_damage(cx.now, bad);
                 }
                 self.volume(volume).counters.ssd_read_bytes += fetched.ssd_bytes;
                 self.part_of_read_ended(cx, read);
@@ -470,11 +466,6 @@ impl Core {
         self.volumes[id.0 as usize]
             .as_mut()
             .expect("a volume stays while work of it is in flight")
-    }
-
-    /// These blocks, which the volume needs, cannot be read.
-    fn mark_damaged(&mut self, now: Time, id: VolumeId, bad: impl Iterator<Item = LogAddr>) {
-        self.volume(id).meets_damage(now, bad);
     }
 
     /// Nothing that is kept clean of this volume counts any more. A base layer, which nobody

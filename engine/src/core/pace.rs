@@ -9,21 +9,9 @@ use super::{Core, Timer};
 use crate::flow::Gauges;
 use crate::outbox::{Cx, Pending};
 use crate::types::{Policy, Time, VolumeId};
+use crate::volume::Waiting;
 use crate::volume::share::Pool;
-use crate::volume::{WaitKind, Waiting};
-use crate::window::READS_LINGER_NS;
 use alloc::vec::Vec;
-
-impl Waiting {
-    /// Blocks of the log that it will take; nothing for what is no write.
-    pub(super) fn blocks(&self) -> u64 {
-        match self.kind {
-            WaitKind::Write { span, .. } => span.blocks(),
-            WaitKind::Zero { .. } => 1,
-            WaitKind::Read { .. } | WaitKind::Flush => 0,
-        }
-    }
-}
 
 impl Core {
     /// Counts a write that arrives at a ready volume, and says when it may be admitted.
@@ -76,21 +64,6 @@ impl Core {
         }
     }
 
-    /// When the first waiting request of a volume has its turn, if that is not now.
-    pub(super) fn held_until(&mut self, now: Time, id: VolumeId) -> Option<Time> {
-        let volume = self.volume(id);
-        let first = volume.first_waiting()?;
-        // A write that has begun is finished: all others wait for it.
-        if volume.is_in_part() {
-            return None;
-        }
-        let at = match first.blocks() {
-            0 => first.due,
-            _ => first.due.max(volume.flow.not_before()),
-        };
-        (at > now).then_some(at)
-    }
-
     /// Sets the timer for the first held write of a volume.
     pub(super) fn wake_at(&mut self, cx: &mut Cx<'_>, id: VolumeId, at: Time) {
         assert!(at > cx.now, "what is due now is not waited for");
@@ -121,7 +94,7 @@ impl Core {
             // Guests read about as much at once as they write.
             Pending::Fill { fill } => self.reading.fill(fill).origin().map(|id| (id, 1)),
             Pending::OriginRead { read, .. } => Some((self.reading.read(read).volume, 1)),
-            Pending::Destage { volume, job } => Some((volume, self.job_blocks(volume, job))),
+            Pending::Destage { volume, job } => Some((volume, self.volume(volume).job_blocks(job))),
             Pending::Direct { call } => Some((self.direct.get(call).volume(), 0)),
             _ => pending.volume().map(|id| (id, 0)),
         }
@@ -159,7 +132,7 @@ impl Core {
     pub(super) fn has_place(&mut self, now: Time, id: VolumeId) -> bool {
         let open = self.is_place_free(now, id);
         if !open {
-            if self.held_pieces(id) == 0 {
+            if self.volume(id).held_pieces() == 0 {
                 // It waits for the requests of others: it does not hang.
                 self.turns.moved(now, id);
             }
@@ -174,22 +147,5 @@ impl Core {
         let volume = self.volume(id);
         let (storage, fill) = (volume.storage(), volume.dirty_fill().max(log_fill));
         self.turns.is_open(now, storage, fill)
-    }
-
-    /// Requests that the destager of a volume may have at the origin. Reads of its guest go first:
-    /// while there are some it keeps a quarter, and more the fuller the volume is.
-    pub(super) fn destage_depth(&mut self, now: Time, id: VolumeId) -> usize {
-        let volume = self.volume(id);
-        let depth = volume.tuning().origin_queue_depth.max(1) as usize;
-        if volume
-            .guest_read_at()
-            .is_none_or(|at| now.since(at) > READS_LINGER_NS)
-        {
-            return depth;
-        }
-        let fill = volume.dirty_fill() as usize;
-        let kept = (depth * (250 + fill * 3 / 4) / 1000).max(1);
-        assert!(kept <= depth, "a part is no more than the whole");
-        kept
     }
 }

@@ -61,7 +61,7 @@ impl Core {
         }
         mark(Mark::Quiesced);
         for member in members {
-            self.read_bad_again(cx.now, member);
+            self.volume(member).read_bad_again(cx.now);
             self.touch(member);
         }
     }

@@ -116,7 +116,7 @@ impl Core {
         let op = self.reading.read(read);
         let (id, guests) = (op.volume, op.is_guests());
         let uncached = self.volume(id).policy == Policy::Uncached;
-        match guests && (uncached || self.is_being_written(id, part)) {
+        match guests && (uncached || self.volume(id).is_being_written(part)) {
             true => self.read_origin(cx, read, part),
             false => self.read_clean(cx, read, part),
         }
@@ -320,7 +320,7 @@ impl Core {
         volume.origin_answered(cx.now, result);
         let again = volume.may_read_again(result);
         if result.is_err() {
-            if again && self.may_hold(id, begun, cx.now) {
+            if again && self.volume(id).may_hold(begun, cx.now) {
                 mark(Mark::ReadHeld);
                 return self.hold_read(read, part);
             }

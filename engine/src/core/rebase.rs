@@ -43,7 +43,7 @@ impl Core {
         order: Move,
     ) {
         let failed = self.health.is_failed();
-        let plans = self.plans(id);
+        let plans = self.volume(id).plans();
         let volume = self.volume(id);
         let busy = volume.is_resizing() || volume.is_quiescing() || volume.is_rebasing();
         let size = volume.size_bytes() / SECTOR_BYTES;
@@ -76,7 +76,7 @@ impl Core {
         if step == Step::Wait {
             // Another policy may have come first, or another image.
             let held = self.volume(id).misfit().is_some();
-            let refusal = match self.plans(id) {
+            let refusal = match self.volume(id).plans() {
                 _ if held => Some(Refusal::Held),
                 false => Some(Refusal::Policy),
                 true => None,

@@ -30,7 +30,7 @@
 
 use super::Core;
 use super::replay_source::Brought;
-use crate::adversary::{Bug, Mark, has, mark};
+use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
 use crate::format::ledger::Progress;
 use crate::format::record::EntryKind;
@@ -40,7 +40,7 @@ use crate::settle::payload_bytes;
 use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Serial, Time, VolumeId};
 use crate::volume::ledger::{APPLY_MS_MAX, LedgerStep};
-use crate::volume::replay::{Job, Step, Write};
+use crate::volume::replay::{Job, Step};
 use crate::volume::resend::RETRY_MS;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -120,7 +120,7 @@ impl Core {
     /// Sends writes, and reads what is to be written next.
     fn start_copies(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         loop {
-            let depth = self.destage_depth(cx.now, id);
+            let depth = self.volume(id).destage_depth(cx.now);
             let replay = self.volume(id).replay();
             if replay.pause.is_under_way(cx.now) || replay.damaged {
                 return false;
@@ -150,13 +150,13 @@ impl Core {
 
     /// Reads the next entries whose payload lies together. False when there is no memory now.
     fn read_entries(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        let (held, most) = (self.held_pieces(id), self.scratch.piece_bytes());
+        let (held, most) = (self.volume(id).held_pieces(), self.scratch.piece_bytes());
         let volume = self.volumes[id.0 as usize].as_mut();
         let replay = volume.expect("checked by the caller").replay();
         let range = replay.next_entries().expect("checked by the caller");
         let first = replay.entries[range.start];
         if let EntryKind::Zero { .. } = first.kind {
-            self.zero_entry(id, range.start);
+            self.volume(id).zero_entry(range.start);
             return true;
         }
         let (mut places, mut pieces) = (Vec::new(), Vec::new());
@@ -240,28 +240,6 @@ impl Core {
                 read_journal(cx, id, ReplayIo::Read { job }, payload.start, slices);
             }
         }
-    }
-
-    /// A range of zeroes is one request, and nothing is read for it.
-    fn zero_entry(&mut self, id: VolumeId, at: usize) {
-        let replay = self.volume(id).replay();
-        let job = replay.jobs.insert(Job {
-            entries: at..at + 1,
-            places: Vec::new(),
-            pieces: Vec::new(),
-            reading: false,
-            brought: false,
-            writes: 1,
-        });
-        let (span, kind) = (replay.entries[at].span, replay.entries[at].kind);
-        replay.writes.push_back(Write {
-            job,
-            entries: at..at + 1,
-            span,
-            kind,
-            slices: Vec::new(),
-        });
-        replay.advance(at + 1);
     }
 
     /// A request to the storage of a volume counts like one of a destage.
@@ -505,19 +483,6 @@ impl Core {
         replay.apply_until = cx.now.plus_millis(APPLY_MS_MAX / 3);
         self.volume(id).written_ledger().note_apply(cx.now, stat);
         self.write_ledger(cx, id, LedgerStep::Begin);
-    }
-
-    /// The ledger is written: entries may be.
-    pub(super) fn replay_begun(&mut self, id: VolumeId) {
-        let replay = self.volume(id).replay();
-        assert!(replay.step == Step::Begin, "the ledger was written for it");
-        if replay.cursor == 0 {
-            mark(Mark::JournalReplayed);
-        }
-        replay.step = Step::Copy;
-        if has(Bug::SkipReplay) {
-            replay.cursor = replay.entries.len();
-        }
     }
 
     /// The image after its last write. One that does not fit is written again when it does.

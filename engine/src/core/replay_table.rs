@@ -17,7 +17,7 @@ use crate::volume::replay::Step;
 impl Core {
     /// Reads the header, then the table, a piece at a time.
     pub(super) fn read_replay_table(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        let held = self.held_pieces(id);
+        let held = self.volume(id).held_pieces();
         let Some(piece) = self.scratch.take_destage_piece(held) else {
             self.turns.enqueue(id);
             return false;

@@ -465,7 +465,8 @@ impl Core {
         match check.of {
             Of::Dirty { volume, span } => {
                 scrub.seen.damaged_bytes += span.sectors * SECTOR_BYTES;
-                self.mark_damaged(now, volume, [check.addr].into_iter());
+                self.volume(volume)
+                    .meets_damage(now, [check.addr].into_iter());
             }
             Of::Clean { layer, block } => {
                 scrub.seen.dropped_bytes += BLOCK_BYTES;

@@ -109,7 +109,7 @@ impl Core {
             Step::Rest { until } => {
                 let over = cx.now >= until;
                 if over {
-                    self.set_step(id, Step::Start);
+                    self.volume(id).switch_goes_to(Step::Start);
                 }
                 over
             }
@@ -135,7 +135,7 @@ impl Core {
                     && volume.allocator().is_idle()
                     && !volume.syncs_for_switch() =>
             {
-                self.set_step(id, Step::Sync);
+                self.volume(id).switch_goes_to(Step::Sync);
                 let volume = self.volume(id);
                 volume.sync_of_switch_begins();
                 volume.request_begins();
@@ -155,10 +155,6 @@ impl Core {
         }
     }
 
-    fn set_step(&mut self, id: VolumeId, step: Step) {
-        self.volume(id).switch_goes_to(step);
-    }
-
     fn start_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let volume = self.volume(id);
         assert!(
@@ -172,7 +168,7 @@ impl Core {
         } else if owned {
             self.next_round(id);
         } else if wanted == Policy::WriteBack && !volume.is_read_only() {
-            self.set_step(id, Step::Quiet);
+            self.volume(id).switch_goes_to(Step::Quiet);
         } else {
             self.end_switch(cx, id, wanted);
         }
@@ -185,7 +181,7 @@ impl Core {
         let volume = self.volume(id);
         let charge = volume.charge();
         let Some(epoch) = volume.epochs.back().filter(|_| charge > few) else {
-            self.set_step(id, Step::Last);
+            self.volume(id).switch_goes_to(Step::Last);
             return;
         };
         let (upto, open) = (epoch.last_serial, !epoch.sealed);
@@ -199,7 +195,7 @@ impl Core {
         }
         mark(Mark::SwitchDrains);
         let room = (charge / 2).max(few);
-        self.set_step(id, Step::Drain { upto, room });
+        self.volume(id).switch_goes_to(Step::Drain { upto, room });
         self.touch(id);
     }
 
@@ -214,7 +210,7 @@ impl Core {
             return false;
         }
         volume.written_ledger().release_past_log();
-        self.set_step(id, Step::Release);
+        self.volume(id).switch_goes_to(Step::Release);
         self.write_ledger(cx, id, LedgerStep::Release);
         false
     }
@@ -245,7 +241,7 @@ impl Core {
             // As in a crash here: the next life finds the way from what the ledger says.
             Some(Step::Name) if self.service.is_stopping() => return,
             Some(Step::Name) => {
-                self.set_step(id, Step::Named);
+                self.volume(id).switch_goes_to(Step::Named);
             }
             _ => {}
         }
@@ -261,7 +257,7 @@ impl Core {
         }
         let ledger_writer = self.ledger_writer_of(volume, volume.ledger().cloned(), true);
         self.volume(id).keep_ledger(ledger_writer);
-        self.set_step(id, Step::Claim);
+        self.volume(id).switch_goes_to(Step::Claim);
         self.write_ledger(cx, id, LedgerStep::Claim);
     }
 
@@ -291,7 +287,7 @@ impl Core {
         let volume = self.volume(id);
         if ours && ok {
             volume.logged_policy = Policy::WriteBack;
-            self.set_step(id, Step::Name);
+            self.volume(id).switch_goes_to(Step::Name);
             self.checkpoint.wait(Waiter::Switch(id));
         } else if ours {
             let until = cx.now.plus_millis(REST_MS);

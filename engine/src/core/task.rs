@@ -54,7 +54,7 @@ impl Core {
     pub(super) fn task_reached(&mut self, id: VolumeId) {
         // One that goes was left without its order.
         if self.volume(id).is_resizing() {
-            self.room_made(id);
+            self.volume(id).room_made();
         }
         if self.volume(id).is_rebasing() {
             self.rebase_reached(id);

@@ -219,7 +219,7 @@ impl Core {
             volume.dequeued();
             let mut goes_on = false;
             loop {
-                if let Some(at) = self.held_until(cx.now, id) {
+                if let Some(at) = self.volume(id).held_until(cx.now) {
                     self.wake_at(cx, id, at);
                     break;
                 }

@@ -8,7 +8,7 @@ use super::Volume;
 use crate::event::{ResetOn, Tuning};
 use crate::origin::MapId;
 use crate::ram::Layer;
-use crate::types::{Generation, Uuid, VolumeId};
+use crate::types::{Generation, Policy, Uuid, VolumeId};
 
 impl Volume {
     #[inline]
@@ -194,6 +194,12 @@ impl Volume {
     pub fn zeroes_were_written(&mut self, bytes: u64) {
         self.zeroes_dearly = true;
         self.counters.origin.zeroed_bytes += bytes;
+    }
+
+    /// The image of the volume is written by plans: by its destages, or by its commit.
+    pub(crate) fn plans(&self) -> bool {
+        let writes = self.policy == Policy::WriteBack || self.may_commit();
+        writes && self.is_mapped()
     }
 }
 

@@ -6,8 +6,10 @@
 use super::{Rebase, Volume};
 use crate::adversary::{Bug, has};
 use crate::event::ResetOn;
-use crate::image::{Finding, Image};
-use crate::types::{Policy, RequestId};
+use crate::format::ledger::Progress;
+use crate::image::{Finding, Image, Mark};
+use crate::snapshot::WrittenSnapshot;
+use crate::types::{Policy, RequestId, Serial};
 use alloc::vec::Vec;
 
 /// What a volume knows of its image.
@@ -176,6 +178,32 @@ impl Volume {
     /// The volume is the only one that writes its image.
     pub(crate) fn writes_image(&self) -> bool {
         !self.read_only && self.owns_image() || self.is_committing()
+    }
+
+    /// What an image says that has all writes of the volume up to this one.
+    pub fn mark(&self, serial: Serial) -> Mark {
+        Mark {
+            volume: self.uuid(),
+            generation: self.generation(),
+            serial,
+        }
+    }
+
+    /// What is to be shown of an image that it writes.
+    pub fn written(&self) -> Option<WrittenSnapshot> {
+        let writes = self.policy != Policy::Ephemeral && !self.is_read_only();
+        self.map().filter(|_| writes)?;
+        let destage = self.destage();
+        let replay = self.pending_journal();
+        let ledger = self.ledger();
+        Some(WrittenSnapshot {
+            guarded: destage.is_some_and(|it| it.guarded)
+                || replay.is_some_and(|it| it.reached || it.upto > Serial(0)),
+            journal_bytes: match ledger.map(|it| it.progress) {
+                Some(Progress::Apply { journal_bytes, .. }) => journal_bytes,
+                _ => 0,
+            },
+        })
     }
 }
 

@@ -9,7 +9,7 @@ use crate::adversary::{Bug, has};
 use crate::event::Stat;
 use crate::format::ledger::{Ledger, PAST_LOG, Progress};
 use crate::image::{BELOW_ANY, Image};
-use crate::types::{Generation, Serial, Time};
+use crate::types::{Generation, Policy, Serial, Time};
 use alloc::vec::Vec;
 
 /// Applying may change the origin's modification time up to so long after the ledger was written;
@@ -380,6 +380,19 @@ impl Volume {
     pub fn ledger_clock_is_read(&mut self, now: Time, stat: &Stat) {
         let writer = self.ledger_writer.as_mut().expect("a ledger was written");
         writer.clock_is_read(now, stat);
+    }
+
+    /// Whether a volume may be let go of as it is: the ledger of one that writes its image says
+    /// that it is clean, which `release_if_clean` writes.
+    pub(crate) fn said_clean(&self) -> bool {
+        if self.policy == Policy::Ephemeral || self.misfit().is_some() {
+            return self.is_ready();
+        }
+        assert!(!self.is_dirty(), "what is let go of owes nothing");
+        match self.ledger_writer() {
+            Some(writer) => writer.says_clean(),
+            None => self.is_ready(),
+        }
     }
 }
 

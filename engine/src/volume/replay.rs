@@ -8,7 +8,7 @@ use super::destage::Destage;
 use super::ledger::APPLY_MS_MAX;
 use super::resend::{Pause, RETRY_MS};
 use super::{Epoch, Volume};
-use crate::adversary::{Bug, has};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Stat;
 use crate::format::journal::JournalEntry;
 use crate::format::ledger::{Ledger, Progress};
@@ -388,6 +388,51 @@ impl Volume {
         if rests && self.misfit().is_some() {
             self.replay = None;
         }
+    }
+
+    /// The ledger says that nothing needs the journal any more.
+    pub(crate) fn replay_reached(&mut self) {
+        let replay = self.replay();
+        assert!(
+            replay.step == Step::Reached,
+            "the ledger was written for it"
+        );
+        (replay.step, replay.reached) = (Step::Header, true);
+    }
+
+    /// The ledger is written: entries may be.
+    pub(crate) fn replay_begun(&mut self) {
+        let replay = self.replay();
+        assert!(replay.step == Step::Begin, "the ledger was written for it");
+        if replay.cursor == 0 {
+            mark(Mark::JournalReplayed);
+        }
+        replay.step = Step::Copy;
+        if has(Bug::SkipReplay) {
+            replay.cursor = replay.entries.len();
+        }
+    }
+
+    /// A range of zeroes is one request, and nothing is read for it.
+    pub(crate) fn zero_entry(&mut self, at: usize) {
+        let replay = self.replay();
+        let job = replay.jobs.insert(Job {
+            entries: at..at + 1,
+            places: Vec::new(),
+            pieces: Vec::new(),
+            reading: false,
+            brought: false,
+            writes: 1,
+        });
+        let (span, kind) = (replay.entries[at].span, replay.entries[at].kind);
+        replay.writes.push_back(Write {
+            job,
+            entries: at..at + 1,
+            span,
+            kind,
+            slices: Vec::new(),
+        });
+        replay.advance(at + 1);
     }
 }
 

@@ -4,6 +4,7 @@
 //! Deliberately absent: the steps (`core::resize`).
 
 use super::Volume;
+use crate::adversary::{Mark, mark};
 use crate::format::ledger::Progress;
 use crate::types::{RequestId, SECTOR_BYTES, Time};
 
@@ -140,6 +141,25 @@ impl Volume {
     pub(crate) fn is_between_states(&self) -> bool {
         let ledger = self.ledger();
         self.map.is_some() && ledger.is_some_and(|it| matches!(it.progress, Progress::Cut(_)))
+    }
+
+    /// The plan is at the image.
+    pub(crate) fn room_made(&mut self) {
+        let resize = self.resizing();
+        assert!(resize.step == Step::Room, "it has waited for that");
+        let shrinks = resize.new_bytes < resize.old_bytes;
+        assert!(
+            resize.cut_next <= resize.cut_end,
+            "an end goes from its end on"
+        );
+        match shrinks {
+            true => {
+                resize.cut_end = resize.cut_next;
+                mark(Mark::EndCut);
+            }
+            false => mark(Mark::RoomMade),
+        }
+        resize.has_room = !shrinks || resize.cut_end == resize.new_bytes;
     }
 }
 
