@@ -24,6 +24,7 @@ use crate::map::ExtentMap;
 use crate::snapshot::ReplicaSnapshot;
 use crate::types::{RequestId, Serial, Uuid};
 use alloc::collections::VecDeque;
+use alloc::string::String;
 use alloc::vec::Vec;
 
 /// Serials of two owners are at least so far apart that none is given twice.
@@ -159,7 +160,7 @@ impl Volume {
 
     /// The serials of this host begin above all that the owner before may have given. What of those
     /// is beyond the end of the replica never counts.
-    pub fn own_replica(&mut self) {
+    pub fn own_replica(&mut self, name: String) {
         let seen = self.acked();
         assert!(
             self.replica.standing.role == Role::Frozen && self.replica.partial.is_none(),
@@ -168,6 +169,7 @@ impl Volume {
         assert!(self.replica.end <= seen && self.replica.inbox.is_empty());
         let first = (seen.0 / FORK_SERIALS + 1) * FORK_SERIALS;
         self.skip_to(Serial(first - 1));
+        self.name = name;
         self.replica.standing = Standing {
             role: Role::Taken,
             term: self.replica.standing.term,
@@ -358,7 +360,6 @@ mod tests {
     use crate::event::BatchPart;
     use crate::format::record::EntryKind;
     use crate::types::{ConnectionId, Span, Time};
-    use alloc::string::String;
     use alloc::vec;
 
     fn spec() -> ReplicaSpec {
@@ -436,7 +437,7 @@ mod tests {
         assert!(volume.freeze(4) && !volume.freeze(3), "a record is newer");
         assert!(volume.check_batch(&batch(20, 8, 1, true)).is_err());
         assert!(volume.drop_partial().is_some() && volume.epochs.len() == 1);
-        volume.own_replica();
+        volume.own_replica(String::from("disk"));
         let standing = volume.standing();
         assert_eq!(standing.void, (Serial(12), Serial(1 << 32)));
         assert!(standing.is_void(Serial(20)) && !standing.is_void(Serial(12)));
