@@ -9,7 +9,7 @@ use crate::source::Source;
 use engine::format::Kind;
 use engine::types::Uuid;
 use node::message::{Body, Message};
-use node::record::{Epoch, Holder, Pointer, RECORD_BYTES, Record};
+use node::record::{Degraded, Epoch, Holder, MEMBERS_MAX, Member, Pointer, RECORD_BYTES, Record};
 use node::vault::{Answer, Cas, Look, Step};
 
 const CALLS_MAX: usize = 64;
@@ -61,18 +61,47 @@ fn holder(source: &mut Source<'_>) -> Holder {
 }
 
 fn record(source: &mut Source<'_>) -> Record {
-    Record {
+    let mut record = Record {
         cluster: Uuid(source.bytes16()),
         unit: Uuid(source.bytes16()),
-        number: source.number().max(1),
+        number: source.number().clamp(1, u64::MAX - 1),
         nonce: Uuid(source.bytes16()),
         before: Uuid(source.bytes16()),
-        owner: source.flag().then(|| holder(source)),
+        owner: None,
         epoch: Epoch {
             number: source.number(),
             nonce: Uuid(source.bytes16()),
         },
+        drainer: None,
+        given: 0,
+        wanted: source.byte() % 8,
+        degraded: None,
+        members: Vec::new(),
+    };
+    if source.flag() {
+        record.owner = Some(holder(source));
+        record.drainer = source.flag().then(|| holder(source));
+        record.given = source.number() % (record.number + 1);
+        record.degraded = source.pick(&[
+            None,
+            Some(Degraded::PeerLost),
+            Some(Degraded::TakenOver),
+            Some(Degraded::TooFew),
+        ]);
+        for host in 0..source.below(MEMBERS_MAX + 1) {
+            let mut id = source.bytes16();
+            id[0] = host as u8;
+            record.members.push(Member {
+                host: Uuid(id),
+                cache: Uuid(source.bytes16()),
+                copy: Uuid(source.bytes16()),
+            });
+        }
     }
+    if record.wanted == 0 && record.members.is_empty() && record.drainer.is_none() {
+        (record.given, record.degraded) = (0, None);
+    }
+    record
 }
 
 fn pointer(source: &mut Source<'_>) -> Pointer {

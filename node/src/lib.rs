@@ -10,7 +10,10 @@
 
 extern crate alloc;
 
+pub mod batch;
+mod codec;
 pub mod frame;
+pub mod history;
 pub mod message;
 pub mod peers;
 pub mod record;
