@@ -71,7 +71,8 @@ impl Fork {
 pub struct History {
     /// From the oldest to the newest, which is never forgotten. Empty: it was never opened.
     forks: Vec<Fork>,
-    /// The last serial; not below `upto` of the newest fork.
+    /// The last serial. A copy that is being filled knows the owner's forks before it gets there:
+    /// those whose `upto` is above its end do not count yet.
     end: Serial,
 }
 
@@ -98,8 +99,7 @@ impl History {
             one.generation < next.generation && one.first < next.first && one.upto <= next.upto
         });
         let sane = grows && forks.len() <= FORKS_MAX && forks.iter().all(Fork::is_sane);
-        let ends = forks.last().is_none_or(|last| last.upto <= end);
-        (sane && ends).then_some(History { forks, end })
+        sane.then_some(History { forks, end })
     }
 
     pub fn forks(&self) -> &[Fork] {
@@ -110,8 +110,21 @@ impl History {
         self.end
     }
 
+    /// The forks that it has come to.
+    fn reached(&self) -> &[Fork] {
+        let count = self.forks.partition_point(|fork| fork.upto <= self.end);
+        &self.forks[..count]
+    }
+
+    /// Of its last serial.
     pub fn generation(&self) -> Option<Generation> {
-        self.forks.last().map(|fork| fork.generation)
+        self.reached().last().map(|fork| fork.generation)
+    }
+
+    /// The forks of this history for a copy that has it up to this serial.
+    pub fn upto(&self, end: Serial) -> History {
+        let forks = self.forks.clone();
+        History { forks, end }
     }
 
     /// More of the same generation has become durable.
@@ -142,7 +155,7 @@ impl History {
         if !fork.is_sane() {
             return None;
         }
-        let mut forks = self.forks.clone();
+        let mut forks = self.reached().to_vec();
         forks.push(fork);
         if forks.len() > FORKS_MAX {
             forks.remove(0);
@@ -167,16 +180,16 @@ impl History {
 
     /// All writes of the other one are in this one, and in the same order.
     pub fn contains(&self, other: &History) -> bool {
-        let Some(newest) = other.forks.last() else {
+        let (ours, theirs) = (self.reached(), other.reached());
+        let Some(newest) = theirs.last() else {
             return false;
         };
-        let Some(at) = self.forks.iter().position(|fork| fork == newest) else {
+        let Some(at) = ours.iter().position(|fork| fork == newest) else {
             return false;
         };
-        let ours = self.forks[..=at].iter().rev();
-        let same = ours.zip(other.forks.iter().rev()).all(|(a, b)| a == b);
-        let limit = self.forks.get(at + 1).map_or(self.end, |next| next.upto);
-        same && other.end <= limit
+        let mut pairs = ours[..=at].iter().rev().zip(theirs.iter().rev());
+        let limit = ours.get(at + 1).map_or(self.end, |next| next.upto);
+        pairs.all(|(one, other)| one == other) && other.end <= limit
     }
 }
 

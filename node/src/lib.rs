@@ -12,6 +12,7 @@ extern crate alloc;
 
 pub mod batch;
 mod codec;
+pub mod copy;
 pub mod frame;
 pub mod history;
 pub mod message;
