@@ -22,6 +22,7 @@
 use crate::history::History;
 use crate::message::{Body, Health, Status};
 use crate::record::{Member, Record};
+use crate::taker::Ownership;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use engine::types::{Serial, Uuid};
@@ -54,6 +55,10 @@ pub enum Event {
         before: Serial,
         last: Serial,
     },
+    /// This host has the unit: it is the owner's copy from now on, with this fork.
+    Own { owns: Box<Ownership> },
+    /// The owner, which is this host, has given serials up to here.
+    Given(Serial),
     /// [`Action::Persist`] is done.
     Persisted,
     /// All writes up to here are synced.
@@ -124,6 +129,18 @@ impl Copy {
     /// A copy that was there before this run: its end is known when its log was read.
     pub fn recover(durable: Durable) -> Copy {
         Copy::of(durable, Health::Recovering)
+    }
+
+    /// The copy of an owner that had none, or none with this name.
+    pub fn begin(owns: &Ownership) -> Copy {
+        let durable = Durable {
+            member: owns.own,
+            record: owns.record.clone(),
+            history: owns.history.clone(),
+            from: owns.from,
+            frozen: false,
+        };
+        Copy::of(durable, Health::Whole)
     }
 
     /// A copy that is made by this `Open`, or None where it must not be.
@@ -201,6 +218,10 @@ impl Copy {
                 before,
                 last,
             } => self.batch(out, from, (session, term), number, (before, last)),
+            Event::Own { owns } => self.own(out, *owns),
+            // An owner whose copy is frozen is none any more.
+            Event::Given(end) if !self.is_closed() => self.written = self.written.max(end),
+            Event::Given(_) => {}
             Event::Persisted => self.persisted(out),
             Event::Synced(end) => self.synced(out, end),
             Event::Damaged => self.damaged(out),
@@ -217,6 +238,20 @@ impl Copy {
             !self.durable.frozen || self.session.is_none_or(|it| !it.resumed),
             "a frozen copy takes no stream"
         );
+    }
+
+    /// [`Event::Own`] is durable with the next `Persisted`.
+    fn own(&mut self, out: &mut Vec<Action>, owns: Ownership) {
+        let known = self.durable.record.number;
+        if owns.record.number < known || self.answers.is_some() || self.freezing.is_some() {
+            return;
+        }
+        self.written = owns.history.end();
+        self.session = None;
+        self.durable.frozen = false;
+        self.durable.record = owns.record;
+        (self.durable.history, self.durable.from) = (owns.history, owns.from);
+        self.persist(out, Vec::new());
     }
 
     fn heard(&mut self, out: &mut Vec<Action>, from: Uuid, body: Body) {

@@ -11,6 +11,7 @@
 extern crate alloc;
 
 pub mod batch;
+pub mod change;
 mod codec;
 pub mod copy;
 pub mod frame;
@@ -18,5 +19,7 @@ pub mod history;
 pub mod message;
 pub mod peers;
 pub mod record;
+pub mod set;
+pub mod taker;
 pub mod unit;
 pub mod vault;
