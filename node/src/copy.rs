@@ -19,6 +19,7 @@
 //! Deliberately absent: the writes and the log, which are the engine's; what the owner makes of a
 //! copy that has too much or too little, which is [`crate::history::History::follow`].
 
+use crate::broken::{Rule, has};
 use crate::history::History;
 use crate::message::{Body, Health, Status};
 use crate::record::{Member, Record};
@@ -466,6 +467,13 @@ impl Copy {
     fn freeze(&mut self, out: &mut Vec<Action>, from: Uuid, record: Box<Record>) {
         if !self.accepts(out, from, &record) || self.health == Health::Recovering {
             return;
+        }
+        if has(Rule::FreezeEndsStream) {
+            let status = self.status();
+            let term = record.number;
+            let status = Status { term, ..status };
+            let body = Body::Frozen { status };
+            return out.push(Action::Send { host: from, body });
         }
         self.session = None;
         self.freezing = Some((from, record));

@@ -12,6 +12,7 @@
 //! twice. A history is a prefix of another one only if all forks that both remember are equal and
 //! its end is not above the next fork. Deliberately absent: the writes, and where copies lie.
 
+use crate::broken::{Rule, has};
 use alloc::vec::Vec;
 use engine::types::Serial;
 
@@ -170,7 +171,7 @@ impl History {
         let follows = match copy.generation() {
             // Nothing was ever written to it.
             None => copy.end <= destaged,
-            Some(_) => self.contains(copy),
+            Some(_) => self.contains(copy) || has(Rule::ForksAreCompared),
         };
         match follows && copy.end >= destaged {
             true => Return::Resume(copy.end),

@@ -11,6 +11,7 @@
 extern crate alloc;
 
 pub mod batch;
+mod broken;
 pub mod change;
 mod codec;
 pub mod copy;
@@ -23,3 +24,6 @@ pub mod set;
 pub mod taker;
 pub mod unit;
 pub mod vault;
+
+#[cfg(test)]
+mod search_tests;

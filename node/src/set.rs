@@ -27,6 +27,7 @@
 //! Deliberately absent: times, see [`crate::watch`]; where a copy goes, see [`crate::choice`]; the
 //! stream itself; an owner without an own copy, which changes no set; records with a `mode`.
 
+use crate::broken::{Rule, has};
 use crate::change::{Change, End, Order};
 use crate::history::{History, Return};
 use crate::message::{Body, Health, Status};
@@ -199,11 +200,14 @@ impl Set {
     /// What an earlier run may have linked is decided: [`crate::taker`] does that first.
     pub fn new(me: Holder, owns: Ownership) -> Set {
         let end = owns.history.end();
+        // A record that is not degraded vouches for its members until they say more.
+        let whole = owns.record.degraded.is_none();
+        let from = Serial(if whole { 0 } else { u64::MAX });
         let peer = |member: &Member| Peer {
             member: *member,
             at: At::Closed,
             durable: None,
-            from: Serial(u64::MAX),
+            from,
             live: false,
             unfit: false,
             fresh: false,
@@ -279,7 +283,7 @@ impl Set {
 
     /// A flush up to here may be answered now; from then on it counts as acknowledged.
     pub fn acknowledge(&mut self) -> Option<Serial> {
-        let safe = self.durable_at_all()?;
+        let safe = self.durable_at(&self.asked_for(Rule::FlushesAskBoth))?;
         self.acknowledged = self.acknowledged.max(safe);
         Some(safe)
     }
@@ -287,7 +291,11 @@ impl Set {
     /// A cut up to here may begin now; from then on the origin may have it. None: nothing new, or
     /// another host may write the origin.
     pub fn begin_cut(&mut self) -> Option<Serial> {
-        let safe = self.durable_at_all()?;
+        let mut asked = self.asked_for(Rule::CutsAskBoth);
+        if has(Rule::CutsAskMembers) {
+            asked.retain(|member| *member == self.own);
+        }
+        let safe = self.durable_at(&asked)?;
         if !self.may_drain() || safe <= self.cut {
             return None;
         }
@@ -295,7 +303,14 @@ impl Set {
         Some(safe)
     }
 
-    fn durable_at_all(&self) -> Option<Serial> {
+    fn asked_for(&self, both: Rule) -> Vec<Member> {
+        match has(both) {
+            true => self.record.members.clone(),
+            false => self.must_have(),
+        }
+    }
+
+    fn durable_at(&self, all: &[Member]) -> Option<Serial> {
         if self.ended {
             return None;
         }
@@ -306,7 +321,6 @@ impl Set {
                 peer.and_then(|peer| peer.durable)
             }
         };
-        let all = self.must_have();
         assert!(all.contains(&self.own), "the owner has a copy");
         all.iter()
             .map(durable)
@@ -316,6 +330,12 @@ impl Set {
     /// The record gives the right to write the origin to this boot of this host.
     pub fn may_drain(&self) -> bool {
         let drainer = self.record.drainer();
+        let ours = self.record.owner.as_ref();
+        let drainer = if has(Rule::DrainerHasProof) {
+            ours
+        } else {
+            drainer
+        };
         !self.ended
             && drainer.is_some_and(|it| it.is_same_host(&self.me) && it.boot == self.me.boot)
     }
@@ -805,7 +825,8 @@ impl Set {
         let learner = self.peers.iter().find(|peer| !self.names(&peer.member))?;
         let durable = learner.durable?;
         let complete = learner.from <= self.destaged;
-        let has_all = durable >= self.acknowledged && durable >= self.cut;
+        let has_flushes = durable >= self.acknowledged || has(Rule::LearnerHasFlushes);
+        let has_all = has_flushes && (durable >= self.cut || has(Rule::LearnerHasCuts));
         let room = self.record.members.len() <= usize::from(self.wanted);
         let joins = learner.live && learner.at == At::Streaming && !learner.unfit;
         if !(complete && has_all && room && joins) {

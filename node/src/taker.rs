@@ -19,6 +19,7 @@
 //! Deliberately absent: what makes a host want the unit, and whether its owner is silent. Neither
 //! gives a right; a takeover of a living owner is safe, and not wanted.
 
+use crate::broken::{Rule, has};
 use crate::change::{Change, End, Order};
 use crate::history::{Generation, History};
 use crate::message::{Body, Health, Status};
@@ -105,6 +106,11 @@ pub enum State {
     Freezing(Member),
     Owning(Ownership),
     Done(Ownership),
+    /// A copy has adopted a newer record than was seen: look again. A vault that does not have it
+    /// went back, and the unit is held (C1).
+    Behind {
+        term: u64,
+    },
     /// Another record was made: begin anew with it, if it is wanted still.
     Lost(Record),
     Held(String),
@@ -205,6 +211,13 @@ impl Taker {
             return;
         };
         let status = self.own.as_ref().filter(|it| it.copy == own.copy);
+        if let Some(status) = status
+            && status.term > self.record.number
+        {
+            let term = status.term;
+            self.state = State::Behind { term };
+            return;
+        }
         match status {
             Some(status) if status.health == Health::Whole && self.has_forked(status) => {
                 let status = status.clone();
@@ -222,7 +235,7 @@ impl Taker {
     /// This copy was written under the ownership of the record: it was its owner's.
     fn has_forked(&self, status: &Status) -> bool {
         let generation = status.history.generation();
-        generation.is_some_and(|it| it.term == self.record.given)
+        generation.is_some_and(|it| it.term == self.record.given) || has(Rule::RestartFreezes)
     }
 
     fn ask(&mut self, cx: &mut Cx<'_>) {
@@ -266,10 +279,15 @@ impl Taker {
         let Some(source) = named.copied() else {
             return;
         };
+        if status.term > self.record.number {
+            let term = status.term;
+            self.state = State::Behind { term };
+            return;
+        }
         let owner = self.record.owner.as_ref().expect("members have an owner");
         // The copy of an owner that had not forked yet has nothing of what its members have.
         let counts = source.host != owner.host || self.has_forked(status);
-        if counts && status.is_complete() {
+        if counts && (status.is_complete() || has(Rule::SourceIsComplete)) {
             self.take(cx, source);
         }
     }
@@ -317,22 +335,18 @@ impl Taker {
                 return;
             }
         };
+        // What was in doubt may be older than what was seen since.
+        if record.number > self.record.number {
+            self.record = record;
+        }
+        let record = self.record.clone();
         let undecided = false;
-        cx.out.push(Action::Vault(Order::Remember {
-            record: record.clone(),
-            undecided,
-        }));
-        if record.members.is_empty()
-            || !record
-                .owner
-                .as_ref()
-                .is_some_and(|it| it.is_same_host(&self.me))
-        {
-            let newer = record.number > self.record.number;
-            self.state = State::Lost(if newer { record } else { self.record.clone() });
+        cx.out
+            .push(Action::Vault(Order::Remember { record, undecided }));
+        if self.record.members.is_empty() || !self.is_mine() {
+            self.state = State::Lost(self.record.clone());
             return;
         }
-        self.record = record;
         self.begin(cx);
     }
 
@@ -344,7 +358,7 @@ impl Taker {
         if !answers || status.term != self.record.number {
             return;
         }
-        if !status.is_complete() {
+        if !status.is_complete() && !has(Rule::SourceIsComplete) {
             self.state = State::Held("the copy that was frozen is damaged".into());
             return;
         }
