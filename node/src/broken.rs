@@ -25,6 +25,8 @@ pub enum Rule {
     ForksAreCompared,
     /// A copy that is not complete is no source.
     SourceIsComplete,
+    /// The only copy with what the owner before has left is not evicted.
+    LastCompleteStays,
     /// C7, C10: the right to write the origin is taken with proof.
     DrainerHasProof,
 }

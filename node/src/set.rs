@@ -21,6 +21,8 @@
 //! - What a peer has counts only after it has taken the forks of this ownership (C6).
 //! - The origin is written under a record whose drainer is this host in this boot. Without one the
 //!   unit is served, and no cut begins (C7, C10).
+//! - The last complete copy is never left out. If it is unfit, the unit waits for it: after a
+//!   takeover the owner's own copy is not complete until it has fetched what was left.
 //! - Fewer than p + 1 complete copies are shown as degraded, with the reason. After a takeover that
 //!   is so until what the owner before has left is complete in p + 1 of them (correction 10).
 //!
@@ -816,7 +818,9 @@ impl Set {
         {
             members.remove(at);
         }
-        (members != self.record.members).then_some(members)
+        // What the owner before has left may be in one copy only, and not in the owner's.
+        let kept = self.complete(&members) > 0 || has(Rule::LastCompleteStays);
+        (kept && members != self.record.members).then_some(members)
     }
 
     /// The members and the learner, if it has all that was acknowledged and all that the origin

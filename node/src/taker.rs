@@ -263,10 +263,12 @@ impl Taker {
                 self.probed(cx, from, &status);
             }
             Body::Frozen { status } => self.frozen(cx, from, &status),
+            // Of a copy, also of the own one that another host has frozen.
             Body::Deposed { record } if record.number > self.record.number => {
+                self.record = *record;
                 // What may have been linked is decided before anything else.
                 if !matches!(self.state, State::Changing(_)) {
-                    self.state = State::Lost(*record);
+                    self.state = State::Lost(self.record.clone());
                 }
             }
             _ => {}
