@@ -78,7 +78,7 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Make it durable in the place of what was; answered by `Persisted`.
-    Persist(Durable),
+    Persist(Box<Durable>),
     Send {
         host: Uuid,
         body: Body,
@@ -264,16 +264,10 @@ impl Copy {
             }
             Body::Cut {
                 session, serial, ..
-            } => {
-                if self.streams(from, session) {
-                    out.push(Action::Seal(serial));
-                }
-            }
-            Body::Destaged { serial, .. } => {
-                if serial > self.destaged && self.is_of_owner(from) {
-                    self.destaged = serial;
-                    out.push(Action::Forget(serial));
-                }
+            } if self.streams(from, session) => out.push(Action::Seal(serial)),
+            Body::Destaged { serial, .. } if serial > self.destaged && self.is_of_owner(from) => {
+                self.destaged = serial;
+                out.push(Action::Forget(serial));
             }
             // One thing at a time is made durable; the sender asks again.
             _ if self.answers.is_some() || self.freezing.is_some() => {}
@@ -326,7 +320,7 @@ impl Copy {
             "one thing at a time is made durable"
         );
         self.answers = Some(answers);
-        out.push(Action::Persist(self.durable.clone()));
+        out.push(Action::Persist(Box::new(self.durable.clone())));
     }
 
     fn persisted(&mut self, out: &mut Vec<Action>) {

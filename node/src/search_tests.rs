@@ -338,7 +338,7 @@ impl World {
         match action {
             copy::Action::Persist(durable) => {
                 let holding = self.hosts[usize::from(at)].holding(copy);
-                holding.expect("it is there").durable = Some(durable);
+                holding.expect("it is there").durable = Some(*durable);
                 self.copy_event(at, copy, copy::Event::Persisted);
             }
             copy::Action::Send { host, body } => {
@@ -948,8 +948,8 @@ fn walk(bounds: Bounds, steps: &[&str]) -> World {
     steps.iter().fold(World::new(), |world, step| {
         let next = world.next(bounds);
         let names: Vec<String> = next.iter().map(|(name, _)| name.clone()).collect();
-        let next = next.into_iter().filter(|(name, _)| name.starts_with(step));
-        let next = next.last();
+        let mut next = next.into_iter().filter(|(name, _)| name.starts_with(step));
+        let next = next.next_back();
         let (_, next) = next.unwrap_or_else(|| panic!("no step: {step} of {names:?}"));
         assert_eq!(next.check(), None, "after {step}");
         next

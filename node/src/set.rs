@@ -492,11 +492,7 @@ impl Set {
                 }
             }
             Body::Failed { session, .. } if session == self.me.session => self.unfit(cx, from),
-            Body::Absent { copy } => {
-                if at(copy).is_some() {
-                    self.unfit(cx, from);
-                }
-            }
+            Body::Absent { copy } if at(copy).is_some() => self.unfit(cx, from),
             Body::Deposed { record } => self.seen(cx, *record),
             _ => {}
         }
@@ -859,3 +855,7 @@ impl Set {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "set_tests.rs"]
+mod tests;

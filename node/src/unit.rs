@@ -506,15 +506,11 @@ impl Unit {
     fn heard(&mut self, cx: &mut Cx<'_>, from: Uuid, body: Body) {
         match body {
             Body::Take { number } => self.asked(cx, from, number),
-            Body::Denied { why } => {
-                if self.state == (State::Asking { host: from }) {
-                    self.answer = Some(Answer::Denied(why));
-                }
+            Body::Denied { why } if self.state == (State::Asking { host: from }) => {
+                self.answer = Some(Answer::Denied(why));
             }
-            Body::Draining { bytes } => {
-                if self.state == (State::Asking { host: from }) {
-                    self.answer = Some(Answer::Draining { bytes });
-                }
+            Body::Draining { bytes } if self.state == (State::Asking { host: from }) => {
+                self.answer = Some(Answer::Draining { bytes });
             }
             Body::Newer { .. } | Body::NotMine { .. } => {
                 let asked = self.state == (State::Asking { host: from });
@@ -525,7 +521,7 @@ impl Unit {
                     cx.out.push(Action::Look { known });
                 }
             }
-            // About copies: not for this machine.
+            // Not asked for, or about copies: not for this machine.
             _ => {}
         }
     }
