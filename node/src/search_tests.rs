@@ -1052,11 +1052,14 @@ fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
         changes: 4,
         ..BOUNDS
     };
+    let proved = Bounds { proofs: 1, ..again };
+    let fenced = [&TAKEN[..], &["0 crashes", "2 has proof", "2 has prepared"]].concat();
     for (name, bounds, steps, default) in [
         ("as begun", BOUNDS, &[][..], 30_000),
         ("with a log that lags", lags, &[], 15_000),
         ("with a learner", learns, &ALONE, 15_000),
         ("after a takeover", again, &TAKEN, 15_000),
+        ("with proof", proved, &fenced, 10_000),
     ] {
         let found = search(bounds, walk(bounds, steps), None, most(default));
         let (states, whole) = found.unwrap_or_else(|steps| panic!("{}", steps.join("\n")));
