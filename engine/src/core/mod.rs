@@ -2,8 +2,10 @@
 //!
 //! Each verb has a file: `read`, `fill`, `tables`, `lines`, `layers`, `keep`, `write`, `direct`,
 //! `destage`, `replay`, `merge_damage`, `switch`, `image`, `evacuate`, `scrub`, `checkpoint`,
-//! `attach`. Always true after an `apply`: all that could be decided has been decided; what is left
-//! waits for a device, for room, or for a time that is in the timers.
+//! `attach`. What several of them share is a part with fields of its own: `reading`, `turns`,
+//! `extents`, `share`, `direct`, `park` (service), `given`. Always true after an `apply`: all that
+//! could be decided has been decided; what is left waits for a device, for room, or for a time that
+//! is in the timers.
 
 mod allocate;
 mod attach;

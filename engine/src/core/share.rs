@@ -79,11 +79,11 @@ fn part(reserved: &Reserved, volume: &Volume, log_capacity: u64, capacity: u64) 
     (of_log * u128::from(capacity / 2) / u128::from(log_half)) as u64
 }
 
-/// What the parts of all volumes have to give, and who may take of the room that is nobody's own.
+/// What the parts of all volumes have to give, and who may take of the room in common.
 pub struct Shares {
     /// What the volumes that may hold dirty data have reserved.
     reserved: Reserved,
-    /// Whose waiting writes may take room that is nobody's own.
+    /// Whose waiting writes may take of the room in common.
     admission: RoundRobin,
 }
 
@@ -116,8 +116,8 @@ impl Shares {
         assert!(all.log >= now.log && all.map >= now.map);
     }
 
-    /// Whether a volume may take of the room that is nobody's own: at once while nobody waits for
-    /// it, else in turn.
+    /// Whether a volume may take of the room in common: at once while no other waits for it, else
+    /// in turn.
     pub fn may_take_common(&mut self, now: Time, id: VolumeId, room: Room, weight: u32) -> bool {
         if room == Room::Own || (room == Room::Common && !self.admission.is_contended(now)) {
             return true;

@@ -544,9 +544,7 @@ impl Core {
         let volume = self.volumes[id.0 as usize]
             .as_mut()
             .expect("checked by the caller");
-        if !volume.is_dirty() {
-            volume.overlay_begins(cx.now);
-        }
+        volume.takes_write(cx.now);
         let quota_owner = volume.quota_owner();
         volume.has_room();
         let epoch = volume.open_epoch(cx.now, item.serial);

@@ -7,9 +7,8 @@
 use super::batch::{Batch, Plan, Task};
 use super::jobs::Job;
 use super::pace::Pace;
-use super::replay::Replay;
 use super::resend::Resend;
-use super::{Epoch, Volume};
+use super::{Epoch, Replay, Volume};
 use crate::adversary::{Bug, has};
 use crate::event::Purpose;
 use crate::fetch::Want;

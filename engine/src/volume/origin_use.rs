@@ -166,7 +166,7 @@ impl Volume {
         self.counters.origin.read_bytes += bytes;
     }
 
-    /// Whether the blocks of a range are being written past the log: then nobody may fill them.
+    /// Whether the blocks of a range are being written past the log: then they are not filled.
     pub(crate) fn is_being_written(&self, span: Span) -> bool {
         let first = span.sector / BLOCK_SECTORS;
         let end = span.end().div_ceil(BLOCK_SECTORS);

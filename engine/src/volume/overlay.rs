@@ -45,10 +45,13 @@ impl Volume {
         core::mem::replace(&mut self.quota_owner, owner)
     }
 
-    /// It takes a write, with nothing dirty before.
-    pub fn overlay_begins(&mut self, now: Time) {
-        assert!(!self.is_dirty(), "its age is that of the first write");
-        self.overlay.since = Some(now);
+    /// It takes a write: the age of an overlay is that of its first one.
+    #[inline]
+    pub fn takes_write(&mut self, now: Time) {
+        assert!(!self.read_only, "no guest writes it");
+        if !self.is_dirty() {
+            self.overlay.since = Some(now);
+        }
     }
 
     pub fn overlay_since(&self) -> Option<Time> {
@@ -107,7 +110,7 @@ mod tests {
         volume.policy = Policy::Ephemeral;
         assert!(volume.lacks_quota());
         volume.open_quota(QuotaOwner::of_test(2));
-        volume.overlay_begins(Time(5));
+        volume.takes_write(Time(5));
         assert_eq!(
             volume.overlay_begins_anew(QuotaOwner::of_test(3)),
             QuotaOwner::of_test(2)

@@ -297,7 +297,8 @@ impl Volume {
             .partition_point(|epoch| epoch.last_serial <= upto)
     }
 
-    /// The ledger names a journal that a run before has left; `guarded`: the image may have a guard.
+    /// The ledger names a journal that a run before has left. `guarded`: the image may have a
+    /// guard.
     pub fn finds_journal(&mut self, ledger: Option<&Ledger>, guarded: bool) {
         assert!(!self.is_destaging(), "it has just come");
         let found = ledger.map(Replay::of);
