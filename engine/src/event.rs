@@ -154,9 +154,9 @@ pub enum Command {
     /// [`Command::EndExchange`], and in between [`Command::Empty`] and its exchange. Refused while
     /// it is dirty.
     Rebase { volume: VolumeId, order: Move },
-    /// Keeps a replica of a volume that another host serves, a new one under an id that is free. One
-    /// that is there goes on where it ends: what is left of a delta is dropped. Durable before the
-    /// reply, with all that it has.
+    /// Keeps a replica of a volume that another host serves, a new one under an id that is free.
+    /// One that is there goes on where it ends: what is left of a delta is dropped. Durable before
+    /// the reply, with all that it has.
     KeepReplica { volume: VolumeId, spec: ReplicaSpec },
     /// The replica takes nothing more from its owner, and obeys this record of the cluster. Durable
     /// before the reply, with all that it has.

@@ -163,20 +163,8 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
         copy,
     };
     let serial = Serial(source.number());
-    let generation = Generation {
-        term: source.number(),
-        restarts: source.u32(),
-    };
-    let history = History::empty(serial);
-    let history = history.fork(generation).unwrap_or(history);
-    let status = Status {
-        copy,
-        term: source.u64(),
-        history: history.clone(),
-        from: Serial(source.number()),
-        destaged: Serial(source.number()),
-        health: source.pick(&[Health::Whole, Health::Recovering, Health::Damaged]),
-    };
+    let status = status(source, copy, serial);
+    let history = status.history.clone();
     let fresh = source.flag();
     let open = Body::Open {
         member,
@@ -227,16 +215,36 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
         return false;
     };
     assert_eq!(Message::parse(&parsed.encode()), Ok(parsed.clone()));
-    let mut copy = Copy::make((unit, session), &open).expect("it is made");
-    let from = Uuid(source.bytes16());
-    for body in [open, parsed.body] {
+    hear((unit, session), Uuid(source.bytes16()), [open, parsed.body]);
+    true
+}
+
+fn status(source: &mut Source<'_>, copy: Uuid, serial: Serial) -> Status {
+    let generation = Generation {
+        term: source.number(),
+        restarts: source.u32(),
+    };
+    let history = History::empty(serial);
+    Status {
+        copy,
+        term: source.u64(),
+        history: history.fork(generation).unwrap_or(history),
+        from: Serial(source.number()),
+        destaged: Serial(source.number()),
+        health: source.pick(&[Health::Whole, Health::Recovering, Health::Damaged]),
+    }
+}
+
+/// A copy that was opened by the first of these hears both.
+fn hear(me: (Uuid, Uuid), from: Uuid, bodies: [Body; 2]) {
+    let mut copy = Copy::make(me, &bodies[0]).expect("it is made");
+    for body in bodies {
         let mut out = Vec::new();
         copy.handle(&mut out, Event::Heard { from, body });
         if out.iter().any(|it| matches!(it, Action::Persist(_))) {
             copy.handle(&mut out, Event::Persisted);
         }
     }
-    true
 }
 
 /// Answers of a vault, in any order, some of them with these bytes.

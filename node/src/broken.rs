@@ -37,10 +37,10 @@ pub(crate) const fn has(_: Rule) -> bool {
 }
 
 #[cfg(test)]
-pub(crate) use switch::{has, leave_out};
+pub(crate) use tests::{has, leave_out};
 
 #[cfg(test)]
-mod switch {
+mod tests {
     extern crate std;
     use super::Rule;
     use core::cell::Cell;

@@ -3,8 +3,8 @@
 //!
 //! Owns the records of the vault, the way in which one is made, the messages between hosts, and the
 //! copies of a unit: [`taker`] makes a host its owner, [`set`] says which copies a flush and a cut
-//! ask, [`copy`] is one of them. A host drives `taker` first, then `set` with what it gives, and one
-//! `copy` for each that it holds, its own one included.
+//! ask, [`copy`] is one of them. A host drives `taker` first, then `set` with what it gives, and
+//! one `copy` for each that it holds, its own one included.
 //! Always true: nothing here waits; what comes in is an event with the time, what goes out is a
 //! value. Deliberately absent: files, sockets, certificates and threads, which are the host's, and
 //! the data of volumes, which is the engine's.

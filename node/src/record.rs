@@ -10,9 +10,9 @@
 //!
 //! Always true: a record with members, or with a drainer that is not the owner, has an incompatible
 //! bit, so a program that does not know copies refuses it; a host is named once among the members,
-//! with its cache, because a wiped cache is not the member (C11); parsing checks everything before it returns anything, and never panics on foreign
-//! bytes; reserved bytes are zero. Deliberately absent: where a record lies and how it comes to be;
-//! see [`crate::vault`].
+//! with its cache, because a wiped cache is not the member (C11); parsing checks everything before
+//! it returns anything, and never panics on foreign bytes; reserved bytes are zero. Deliberately
+//! absent: where a record lies and how it comes to be; see [`crate::vault`].
 
 use alloc::string::String;
 use alloc::vec::Vec;

@@ -2,10 +2,10 @@
 //! its own restart.
 //!
 //! ```text
-//! Probing ─ a member is whole and complete ─▶ Changing ─ won ─▶ Freezing ─ frozen ─▶ Owning ─▶ Done
-//!    ▲                                           │ lost            ▲                    ▲
-//!    └──────────── the newest record ◀───────────┘                 │ not yet forked     │ forked
-//!                                   restarted, the record names this host ──────────────┘
+//! Probing ─ a member is whole, complete ─▶ Changing ─ won ─▶ Freezing ─ frozen ─▶ Owning ─▶ Done
+//!    ▲                                        │ lost            ▲                    ▲
+//!    └─────────── the newest record ◀─────────┘                 │ not yet forked     │ forked
+//!                                restarted, the record names this host ──────────────┘
 //! ```
 //! Owns the record by which the unit is taken, and the order of the steps (C5): first the
 //! compare-and-swap, then the freeze, and the end of the history is read at the freeze. So what the

@@ -171,6 +171,9 @@ impl Decide for PassThrough {
                 self.reply(request, result.map_err(|_| Refusal::Io));
             }
             Event::Admin { request, .. } => self.reply(request, Ok(())),
+            Event::Replicate { .. } | Event::Replicated { .. } => {
+                unreachable!("there are no peers")
+            }
             Event::Tick => {}
         }
     }

@@ -70,8 +70,8 @@ pub const OWN_TESTS: &[(Bug, &str, &str)] = &[
     (
         Bug::CountForgettingCuts,
         "a_peer_counts_only_with_what_a_destage_has_begun_with",
-        "nothing was flushed, a destage writes the image, and a peer that lacks those writes begins \
-         to count: a takeover would find the image ahead of the replica",
+        "nothing was flushed, a destage writes the image, and a peer that lacks those writes \
+         begins to count: a takeover would find the image ahead of the replica",
     ),
     (
         Bug::MergePartialDelta,
