@@ -69,7 +69,7 @@ impl Core {
         page.next = match from {
             Cursor::Epochs(sector) => self.chart_epochs(id, sector, &mut page.spots),
             Cursor::Tier(place) => {
-                let blocks = self.ram.blocks_of(volume.layer, place, ENTRIES_MAX);
+                let blocks = self.ram.blocks_of(volume.layer(), place, ENTRIES_MAX);
                 page.spots.extend(blocks.map(|block| Spot {
                     span: Span::new(block * BLOCK_SECTORS, BLOCK_SECTORS),
                     site: Site::Ram,
@@ -82,7 +82,7 @@ impl Core {
                 })
             }
             Cursor::Lines(entry) => {
-                let (runs, more) = self.clean_runs(volume.layer, entry, ENTRIES_MAX);
+                let (runs, more) = self.clean_runs(volume.layer(), entry, ENTRIES_MAX);
                 page.spots.extend(runs.into_iter().map(|block| Spot {
                     span: Span::new(block * BLOCK_SECTORS, BLOCK_SECTORS),
                     site: Site::Ssd,

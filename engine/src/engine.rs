@@ -58,7 +58,7 @@ impl Engine {
 
     /// The cache that this is the engine of.
     pub fn cache(&self) -> Uuid {
-        self.core.cache
+        self.core.superblock.cache
     }
 
     /// Volumes the log knows, attached or not.
@@ -140,14 +140,14 @@ impl Engine {
     pub fn has_allocated(&self, volume: VolumeId) -> bool {
         let volume = self.core.volumes.get(volume.0 as usize);
         let volume = volume.and_then(Option::as_ref);
-        volume.is_some_and(|it| it.allocator.has_ended())
+        volume.is_some_and(|it| it.allocator().has_ended())
     }
 
     /// Whether recovery has found this write of the run before: the volume holds it, synced, or has
     /// destaged it, and its guest need only be told so. A write that is not found may be there all
     /// the same, where an earlier recovery found it or much was written after it.
     pub fn has_taken(&self, volume: VolumeId, tag: Tag) -> bool {
-        let found = self.core.taken.binary_search(&(volume, tag)).is_ok();
+        let found = self.core.given.has_already(volume, tag);
         if found {
             mark(Mark::TagFound);
         }

@@ -154,9 +154,9 @@ pub enum Command {
     /// [`Command::EndExchange`], and in between [`Command::Empty`] and its exchange. Refused while
     /// it is dirty.
     Rebase { volume: VolumeId, order: Move },
-    /// Keeps a replica of a volume that another host serves, a new one under an id that is free. One
-    /// that is there goes on where it ends: what is left of a delta is dropped. Durable before the
-    /// reply, with all that it has.
+    /// Keeps a replica of a volume that another host serves, a new one under an id that is free.
+    /// One that is there goes on where it ends: what is left of a delta is dropped. Durable before
+    /// the reply, with all that it has.
     KeepReplica { volume: VolumeId, spec: ReplicaSpec },
     /// The replica takes nothing more from its owner, and obeys this record of the cluster. Durable
     /// before the reply, with all that it has.
@@ -309,8 +309,9 @@ pub struct Batch {
     pub after: Serial,
     /// Of the last write of the delta.
     pub upto: Serial,
-    /// It is the first part of the delta, and the last one; most are both.
-    pub begins: bool,
+    /// Which part of the delta it is, from 0 on.
+    pub part: u32,
+    /// It is the last one; most are the first as well.
     pub ends: bool,
     /// The delta is the first of an epoch.
     pub begins_epoch: bool,

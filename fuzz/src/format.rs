@@ -172,7 +172,7 @@ fn volume(source: &mut Source) -> VolumeRecord {
                 2 => Role::Frozen,
                 _ => Role::Taken,
             },
-            lineage: source.uuid(),
+            lineage: Uuid(source.bytes16()),
             term: source.number(),
             void: (Serial(source.number()), Serial(source.number())),
         },

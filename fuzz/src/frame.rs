@@ -5,10 +5,11 @@
 
 use crate::source::Source;
 use engine::format::checksum;
-use engine::types::{Time, Uuid};
+use engine::types::{Serial, Time, Uuid};
+use node::batch::{Batch, Entry};
 use node::frame::{
-    ADDRESSES_MAX, BODY_BYTES_MAX, Frame, HEADER_BYTES, Header, Hello, Host, Join, MAGIC, Ping,
-    Pong, Question, SECRET_BYTES, Welcome,
+    ADDRESSES_MAX, BODY_BYTES_MAX, Frame, HEADER_BYTES, Header, Hello, Host, Join, MAGIC,
+    PAYLOAD_BYTES_MAX, Ping, Pong, Question, SECRET_BYTES, Welcome,
 };
 use node::peers::{Link, State};
 
@@ -18,7 +19,9 @@ pub fn frame(input: &[u8]) -> bool {
     let source = &mut Source::new(input);
     let agreed = 1 + source.u16() % 3;
     let choice = source.byte();
-    let mut bytes = if choice & 1 == 0 {
+    let mut bytes = if choice & 16 != 0 {
+        batch(source).encode(agreed)
+    } else if choice & 1 == 0 {
         built(source).encode(agreed)
     } else {
         let mut raw = source.take(1024).to_vec();
@@ -39,6 +42,14 @@ pub fn frame(input: &[u8]) -> bool {
         return false;
     };
     assert!(header.body_bytes <= BODY_BYTES_MAX);
+    assert!(header.numbers.payload_bytes <= PAYLOAD_BYTES_MAX);
+    if let Ok(parsed) = Batch::parse(&header, body) {
+        let again = parsed.encode(agreed);
+        let (header, body) = again.split_first_chunk().expect("a frame has a header");
+        let header = Header::parse(header, agreed).expect("our own header");
+        assert_eq!(Batch::parse(&header, body), Ok(parsed));
+        return true;
+    }
     let Ok(parsed) = Frame::parse(&header, body) else {
         return false;
     };
@@ -48,6 +59,36 @@ pub fn frame(input: &[u8]) -> bool {
     let header = Header::parse(header, agreed).expect("our own header");
     assert_eq!(Frame::parse(&header, body), Ok(parsed));
     true
+}
+
+fn batch(source: &mut Source) -> Batch {
+    let before = source.number().min(u64::MAX / 2);
+    let mut last = before;
+    let mut entries = Vec::new();
+    let mut blocks = 0;
+    for _ in 0..source.below(8) {
+        last += 1 + u64::from(source.byte());
+        let entry = Entry {
+            volume: source.u16(),
+            blocks: source.u16() % 9,
+            sectors: source.u32().max(1),
+            sector: source.number() / 2,
+            serial: Serial(last),
+        };
+        blocks += usize::from(entry.blocks);
+        entries.push(entry);
+    }
+    Batch {
+        stream: source.u32(),
+        number: source.number().max(1),
+        term: source.number().max(1),
+        copy: Uuid(source.bytes16()),
+        session: Uuid(source.bytes16()),
+        before: Serial(before),
+        last: Serial(last + 1),
+        entries,
+        checksums: (0..blocks).map(|_| source.u32()).collect(),
+    }
 }
 
 /// What a host says never breaks the state of its link.

@@ -7,9 +7,11 @@
 use crate::repair;
 use crate::source::Source;
 use engine::format::Kind;
-use engine::types::Uuid;
-use node::message::{Body, Message};
-use node::record::{Epoch, Holder, Pointer, RECORD_BYTES, Record};
+use engine::types::{Serial, Uuid};
+use node::copy::{Action, Copy, Event};
+use node::history::{Generation, History};
+use node::message::{Body, Health, Message, Status};
+use node::record::{Degraded, Epoch, Holder, MEMBERS_MAX, Member, Pointer, RECORD_BYTES, Record};
 use node::vault::{Answer, Cas, Look, Step};
 
 const CALLS_MAX: usize = 64;
@@ -61,18 +63,47 @@ fn holder(source: &mut Source<'_>) -> Holder {
 }
 
 fn record(source: &mut Source<'_>) -> Record {
-    Record {
+    let mut record = Record {
         cluster: Uuid(source.bytes16()),
         unit: Uuid(source.bytes16()),
-        number: source.number().max(1),
+        number: source.number().clamp(1, u64::MAX - 1),
         nonce: Uuid(source.bytes16()),
         before: Uuid(source.bytes16()),
-        owner: source.flag().then(|| holder(source)),
+        owner: None,
         epoch: Epoch {
             number: source.number(),
             nonce: Uuid(source.bytes16()),
         },
+        drainer: None,
+        given: 0,
+        wanted: source.byte() % 8,
+        degraded: None,
+        members: Vec::new(),
+    };
+    if source.flag() {
+        record.owner = Some(holder(source));
+        record.drainer = source.flag().then(|| holder(source));
+        record.given = source.number() % (record.number + 1);
+        record.degraded = source.pick(&[
+            None,
+            Some(Degraded::PeerLost),
+            Some(Degraded::TakenOver),
+            Some(Degraded::TooFew),
+        ]);
+        for host in 0..source.below(MEMBERS_MAX + 1) {
+            let mut id = source.bytes16();
+            id[0] = host as u8;
+            record.members.push(Member {
+                host: Uuid(id),
+                cache: Uuid(source.bytes16()),
+                copy: Uuid(source.bytes16()),
+            });
+        }
     }
+    if record.wanted == 0 && record.members.is_empty() && record.drainer.is_none() {
+        (record.given, record.degraded) = (0, None);
+    }
+    record
 }
 
 fn pointer(source: &mut Source<'_>) -> Pointer {
@@ -85,7 +116,11 @@ fn pointer(source: &mut Source<'_>) -> Pointer {
 }
 
 fn message(source: &mut Source<'_>, built: bool) -> bool {
-    let body = match source.byte() % 5 {
+    let kind = source.byte();
+    if kind >= 128 {
+        return of_copies(source, kind);
+    }
+    let body = match kind % 5 {
         0 => Body::Take {
             number: source.u64(),
         },
@@ -112,6 +147,104 @@ fn message(source: &mut Source<'_>, built: bool) -> bool {
         assert_eq!(Message::parse(&parsed.encode()), Ok(parsed));
         true
     })
+}
+
+/// A message about a copy: what a machine of a copy does with it never panics either.
+fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
+    let (unit, copy, session) = (
+        Uuid(source.bytes16()),
+        Uuid(source.bytes16()),
+        Uuid(source.bytes16()),
+    );
+    let record = Box::new(record(source));
+    let member = Member {
+        host: unit,
+        cache: session,
+        copy,
+    };
+    let serial = Serial(source.number());
+    let status = status(source, copy, serial);
+    let history = status.history.clone();
+    let fresh = source.flag();
+    let open = Body::Open {
+        member,
+        session,
+        fresh: true,
+        destaged: serial,
+        record: record.clone(),
+    };
+    let body = match kind % 9 {
+        0 => Body::Probed { status },
+        1 => Body::Open {
+            member,
+            session,
+            fresh,
+            destaged: serial,
+            record,
+        },
+        2 => Body::Opened {
+            session,
+            credit: source.u32(),
+            status,
+        },
+        3 => Body::Resume {
+            copy,
+            session,
+            history,
+        },
+        4 => Body::Adopt {
+            copy,
+            session,
+            record,
+        },
+        5 => Body::Ack {
+            copy,
+            session,
+            term: source.u64(),
+            durable: serial,
+            batch: source.u64(),
+            credit: source.u32(),
+        },
+        6 => Body::Freeze { copy, record },
+        7 => Body::Drop { copy, record },
+        _ => Body::Destaged { copy, serial },
+    };
+    let mut bytes = Message { unit, body }.encode();
+    source.damage(&mut bytes);
+    let Ok(parsed) = Message::parse(&bytes) else {
+        return false;
+    };
+    assert_eq!(Message::parse(&parsed.encode()), Ok(parsed.clone()));
+    hear((unit, session), Uuid(source.bytes16()), [open, parsed.body]);
+    true
+}
+
+fn status(source: &mut Source<'_>, copy: Uuid, serial: Serial) -> Status {
+    let generation = Generation {
+        term: source.number(),
+        restarts: source.u32(),
+    };
+    let history = History::empty(serial);
+    Status {
+        copy,
+        term: source.u64(),
+        history: history.fork(generation).unwrap_or(history),
+        from: Serial(source.number()),
+        destaged: Serial(source.number()),
+        health: source.pick(&[Health::Whole, Health::Recovering, Health::Damaged]),
+    }
+}
+
+/// A copy that was opened by the first of these hears both.
+fn hear(me: (Uuid, Uuid), from: Uuid, bodies: [Body; 2]) {
+    let mut copy = Copy::make(me, &bodies[0]).expect("it is made");
+    for body in bodies {
+        let mut out = Vec::new();
+        copy.handle(&mut out, Event::Heard { from, body });
+        if out.iter().any(|it| matches!(it, Action::Persist(_))) {
+            copy.handle(&mut out, Event::Persisted);
+        }
+    }
 }
 
 /// Answers of a vault, in any order, some of them with these bytes.

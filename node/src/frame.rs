@@ -6,7 +6,8 @@
 //! bytes; what was parsed is written again as the same bytes, but for a `Hello` of a later version.
 //! A `Hello` always has version [`HELLO_VERSION`], so that hosts of all versions can read it; from
 //! then on both sides use the lower of their highest versions. Deliberately absent: the bodies of
-//! [`Frame::Unit`], which are about volumes, encryption, and payload, whose fields are zero.
+//! [`Frame::Unit`] and of batches ([`crate::batch`]), which are about volumes, and encryption. The
+//! numbers of a batch are zero in all other frames.
 //!
 //! ```text
 //!  0 magic (8)        8 version (2)     10 kind (2)        12 header checksum (4)
@@ -14,6 +15,7 @@
 //! 32 batch (8)       40 term (8)       48 unit slot (4)    52 flags (4)     56 zero (8)
 //! ```
 
+use crate::codec::{Bad, In, Out};
 use alloc::string::String;
 use alloc::vec::Vec;
 use engine::format::{checksum, zeroes};
@@ -22,6 +24,8 @@ use engine::types::Uuid;
 pub const MAGIC: [u8; 8] = *b"TENUTOFR";
 pub const HEADER_BYTES: usize = 64;
 pub const BODY_BYTES_MAX: usize = 64 << 10;
+/// Of a batch.
+pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 /// Versions that this program speaks. A version talks with the one before it.
 pub const VERSION_MIN: u16 = 1;
 pub const VERSION_MAX: u16 = 1;
@@ -39,6 +43,8 @@ pub const SECRET_BYTES: usize = 16;
 
 const CHECKSUM_AT: usize = 12;
 const STREAM_AT: usize = 28;
+/// What is not used yet, behind the term.
+const REST_AT: usize = 48;
 
 /// Why bytes are no frame, or none that is expected here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,6 +67,15 @@ pub enum FrameError {
     Long,
 }
 
+impl From<Bad> for FrameError {
+    fn from(bad: Bad) -> FrameError {
+        match bad {
+            Bad::Short => FrameError::Short,
+            Bad::Field(field) => FrameError::Field(field),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Kind {
@@ -74,10 +89,12 @@ pub enum Kind {
     Welcome = 8,
     Ask = 9,
     Answer = 10,
+    /// Writes for a copy; see [`crate::batch`].
+    Batch = 11,
 }
 
 impl Kind {
-    const ALL: [Kind; 10] = [
+    const ALL: [Kind; 11] = [
         Kind::Hello,
         Kind::Ping,
         Kind::Pong,
@@ -88,6 +105,7 @@ impl Kind {
         Kind::Welcome,
         Kind::Ask,
         Kind::Answer,
+        Kind::Batch,
     ];
 
     fn parse(number: u16) -> Result<Kind, FrameError> {
@@ -117,7 +135,18 @@ impl Kind {
 pub struct Header {
     pub kind: Kind,
     pub body_bytes: usize,
+    pub numbers: Numbers,
     body_checksum: u32,
+}
+
+/// What a header says of a batch; zero in all others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// Bytes that follow the body, in whole blocks.
+    pub payload_bytes: usize,
+    pub stream: u32,
+    pub batch: u64,
+    pub term: u64,
 }
 
 impl Header {
@@ -146,13 +175,60 @@ impl Header {
         if body_bytes > BODY_BYTES_MAX {
             return Err(FrameError::Field("body bytes"));
         }
-        zeroes(&bytes[20..24]).map_err(|_| FrameError::Field("payload bytes"))?;
-        zeroes(&bytes[STREAM_AT..]).map_err(|_| FrameError::Reserved)?;
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let numbers = Numbers {
+            payload_bytes: word(20) as usize,
+            stream: word(STREAM_AT),
+            batch: long(STREAM_AT + 4),
+            term: long(STREAM_AT + 12),
+        };
+        zeroes(&bytes[REST_AT..]).map_err(|_| FrameError::Reserved)?;
+        let payload_bytes = numbers.payload_bytes;
+        let whole = payload_bytes.is_multiple_of(4096) && payload_bytes <= PAYLOAD_BYTES_MAX;
+        if !whole || (kind != Kind::Batch && payload_bytes > 0) {
+            return Err(FrameError::Field("payload bytes"));
+        }
+        if kind != Kind::Batch && numbers != Numbers::default() {
+            return Err(FrameError::Reserved);
+        }
         Ok(Header {
             kind,
             body_bytes,
+            numbers,
             body_checksum: word(24),
         })
+    }
+
+    /// Fills in the header before a body that is there.
+    pub(crate) fn seal(bytes: &mut [u8], kind: Kind, agreed: u16, numbers: Numbers) {
+        let body_bytes = bytes.len() - HEADER_BYTES;
+        assert!(
+            body_bytes <= BODY_BYTES_MAX && numbers.payload_bytes <= PAYLOAD_BYTES_MAX,
+            "a frame is checked before it is sent"
+        );
+        let sum = checksum(&[&bytes[HEADER_BYTES..]]);
+        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        put(0, &MAGIC);
+        put(8, &kind.version(agreed).to_le_bytes());
+        put(10, &(kind as u16).to_le_bytes());
+        put(16, &(body_bytes as u32).to_le_bytes());
+        put(20, &(numbers.payload_bytes as u32).to_le_bytes());
+        put(24, &sum.to_le_bytes());
+        put(STREAM_AT, &numbers.stream.to_le_bytes());
+        put(STREAM_AT + 4, &numbers.batch.to_le_bytes());
+        put(STREAM_AT + 12, &numbers.term.to_le_bytes());
+        let sum = checksum(&[&bytes[..HEADER_BYTES]]);
+        bytes[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    pub(crate) fn check_body(&self, body: &[u8]) -> Result<(), FrameError> {
+        if body.len() != self.body_bytes {
+            return Err(FrameError::Short);
+        }
+        match checksum(&[body]) == self.body_checksum {
+            true => Ok(()),
+            false => Err(FrameError::Checksum),
+        }
     }
 }
 
@@ -288,32 +364,13 @@ impl Frame {
     pub fn encode(&self, agreed: u16) -> Vec<u8> {
         let mut out = Out(alloc::vec![0; HEADER_BYTES]);
         self.put_body(&mut out);
-        let mut bytes = out.0;
-        let body_bytes = bytes.len() - HEADER_BYTES;
-        assert!(
-            body_bytes <= BODY_BYTES_MAX,
-            "a frame is checked before it is sent"
-        );
-        let kind = self.kind();
-        let sum = checksum(&[&bytes[HEADER_BYTES..]]);
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..10].copy_from_slice(&kind.version(agreed).to_le_bytes());
-        bytes[10..12].copy_from_slice(&(kind as u16).to_le_bytes());
-        bytes[16..20].copy_from_slice(&(body_bytes as u32).to_le_bytes());
-        bytes[24..28].copy_from_slice(&sum.to_le_bytes());
-        let sum = checksum(&[&bytes[..HEADER_BYTES]]);
-        bytes[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum.to_le_bytes());
-        bytes
+        Header::seal(&mut out.0, self.kind(), agreed, Numbers::default());
+        out.0
     }
 
     /// Checks and reads a body whose header was checked.
     pub fn parse(header: &Header, body: &[u8]) -> Result<Frame, FrameError> {
-        if body.len() != header.body_bytes {
-            return Err(FrameError::Short);
-        }
-        if checksum(&[body]) != header.body_checksum {
-            return Err(FrameError::Checksum);
-        }
+        header.check_body(body)?;
         let mut from = In(body);
         let frame = Frame::take_body(header.kind, &mut from)?;
         // A later version may say more of itself; this one does not need to know it.
@@ -384,6 +441,7 @@ impl Frame {
                 ok: from.flag("ok")?,
                 text: from.text("text", TEXT_BYTES_MAX)?,
             },
+            Kind::Batch => return Err(FrameError::Kind(kind as u16)),
         })
     }
 }
@@ -434,7 +492,7 @@ fn put_join(out: &mut Out, join: &Join) {
     out.text(&join.name, NAME_BYTES_MAX);
     out.text(&join.domain, NAME_BYTES_MAX);
     put_addresses(out, &join.addresses);
-    out.blob(&join.public_key);
+    out.blob(&join.public_key, BLOB_BYTES_MAX);
 }
 
 fn take_join(from: &mut In<'_>) -> Result<Join, FrameError> {
@@ -444,7 +502,7 @@ fn take_join(from: &mut In<'_>) -> Result<Join, FrameError> {
         name: from.text("name", NAME_BYTES_MAX)?,
         domain: from.text("domain", NAME_BYTES_MAX)?,
         addresses: take_addresses(from)?,
-        public_key: from.blob("public key")?,
+        public_key: from.blob("public key", BLOB_BYTES_MAX)?,
     })
 }
 
@@ -452,8 +510,8 @@ fn put_welcome(out: &mut Out, welcome: &Welcome) {
     out.0.extend_from_slice(&welcome.cluster.0);
     out.text(&welcome.name, NAME_BYTES_MAX);
     out.text(&welcome.vault, TEXT_BYTES_MAX);
-    out.blob(&welcome.certificate);
-    out.blob(&welcome.ca_key);
+    out.blob(&welcome.certificate, BLOB_BYTES_MAX);
+    out.blob(&welcome.ca_key, BLOB_BYTES_MAX);
     put_hosts(out, &welcome.hosts);
 }
 
@@ -462,8 +520,8 @@ fn take_welcome(from: &mut In<'_>) -> Result<Welcome, FrameError> {
         cluster: from.uuid()?,
         name: from.text("name", NAME_BYTES_MAX)?,
         vault: from.text("vault", TEXT_BYTES_MAX)?,
-        certificate: from.blob("certificate")?,
-        ca_key: from.blob("key")?,
+        certificate: from.blob("certificate", BLOB_BYTES_MAX)?,
+        ca_key: from.blob("key", BLOB_BYTES_MAX)?,
         hosts: take_hosts(from)?,
     })
 }
@@ -517,104 +575,8 @@ fn take_addresses(from: &mut In<'_>) -> Result<Vec<String>, FrameError> {
         return Err(FrameError::Field("addresses"));
     }
     (0..count)
-        .map(|_| from.text("address", ADDRESS_BYTES_MAX))
+        .map(|_| Ok(from.text("address", ADDRESS_BYTES_MAX)?))
         .collect()
-}
-
-/// Bytes to write.
-struct Out(Vec<u8>);
-
-impl Out {
-    fn u8(&mut self, value: u8) {
-        self.0.push(value);
-    }
-
-    fn u16(&mut self, value: u16) {
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
-
-    fn u64(&mut self, value: u64) {
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
-
-    fn text(&mut self, text: &str, max: usize) {
-        let mut end = text.len().min(max);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        self.u16(end as u16);
-        self.0.extend_from_slice(&text.as_bytes()[..end]);
-    }
-
-    fn blob(&mut self, bytes: &[u8]) {
-        assert!(
-            bytes.len() <= BLOB_BYTES_MAX,
-            "certificates and keys are short"
-        );
-        self.u16(bytes.len() as u16);
-        self.0.extend_from_slice(bytes);
-    }
-}
-
-/// Foreign bytes that are left to read.
-struct In<'a>(&'a [u8]);
-
-impl<'a> In<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [u8], FrameError> {
-        let (taken, rest) = self.0.split_at_checked(count).ok_or(FrameError::Short)?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], FrameError> {
-        self.take(N)?.try_into().map_err(|_| FrameError::Short)
-    }
-
-    fn u8(&mut self) -> Result<u8, FrameError> {
-        Ok(self.array::<1>()?[0])
-    }
-
-    fn u16(&mut self) -> Result<u16, FrameError> {
-        self.array().map(u16::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, FrameError> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    fn uuid(&mut self) -> Result<Uuid, FrameError> {
-        self.array().map(Uuid)
-    }
-
-    fn flag(&mut self, field: &'static str) -> Result<bool, FrameError> {
-        match self.u8()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            _ => Err(FrameError::Field(field)),
-        }
-    }
-
-    /// One line of UTF-8: it is shown to people and stored in lists.
-    fn text(&mut self, field: &'static str, max: usize) -> Result<String, FrameError> {
-        let length = usize::from(self.u16()?);
-        if length > max {
-            return Err(FrameError::Field(field));
-        }
-        let text = core::str::from_utf8(self.take(length)?);
-        let text = text.map_err(|_| FrameError::Field(field))?;
-        match text.chars().any(char::is_control) {
-            true => Err(FrameError::Field(field)),
-            false => Ok(text.into()),
-        }
-    }
-
-    fn blob(&mut self, field: &'static str) -> Result<Vec<u8>, FrameError> {
-        let length = usize::from(self.u16()?);
-        if length > BLOB_BYTES_MAX {
-            return Err(FrameError::Field(field));
-        }
-        self.take(length).map(<[u8]>::to_vec)
-    }
 }
 
 #[cfg(test)]
@@ -736,6 +698,7 @@ mod tests {
         let header = Header {
             kind: Kind::Hello,
             body_bytes: body,
+            numbers: Numbers::default(),
             body_checksum: checksum(&[&bytes[HEADER_BYTES..]]),
         };
         let read = Frame::parse(&header, &bytes[HEADER_BYTES..]);

@@ -1,12 +1,24 @@
 //! What two hosts say to each other about one unit.
 //!
-//! Always true: a message moves no right. It makes another host look at the vault, or let go of a
-//! unit by a record of its own; so a message that is lost, late, or said twice costs time only.
-//! Parsing never panics on foreign bytes.
+//! ```text
+//! taker ── Probe ─▶ copy ── Probed ─▶        taker ── Freeze ─▶ copy ── Frozen ─▶
+//! owner ── Open ─▶ copy ── Opened ─▶ owner ── Resume ─▶ copy ── Resumed ─▶ owner
+//! owner ── Batch · Adopt · Cut · Destaged ─▶ copy ── Ack ─▶        (in this order, one stream)
+//! owner ── Drop ─▶ copy                      a copy to a lower term ── Deposed ─▶
+//! ```
+//! Always true: a message moves no right by itself. It makes another host look at the vault, let go
+//! of a unit by a record of its own, or bind a copy to a record that the vault has; so a message
+//! that is lost, late, or said twice costs time only. What changes a copy, or vouches for one, has
+//! its term. Parsing never panics on foreign bytes, and keeps no more than the limits here.
+//! Deliberately absent: the writes themselves; see [`crate::batch`].
 
+use crate::codec::{Bad, In, Out};
+use crate::history::{FORKS_MAX, Fork, Generation, History};
+use crate::record::{Member, RECORD_BYTES, Record};
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
-use engine::types::Uuid;
+use engine::types::{Serial, Uuid};
 
 /// Longest text for people.
 pub const TEXT_BYTES_MAX: usize = 512;
@@ -14,15 +26,141 @@ pub const TEXT_BYTES_MAX: usize = 512;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Body {
     /// A client of the sender wants the unit that the receiver owns by this record.
-    Take { number: u64 },
+    Take {
+        number: u64,
+    },
     /// The owner does not let go of it, and why.
-    Denied { why: String },
+    Denied {
+        why: String,
+    },
     /// The owner brings what is dirty to the origin first; so many bytes are left.
-    Draining { bytes: u64 },
+    Draining {
+        bytes: u64,
+    },
     /// There is a newer record than the receiver may know.
-    Newer { number: u64 },
+    Newer {
+        number: u64,
+    },
     /// The receiver is no owner by what the sender knows of the vault.
-    NotMine { number: u64 },
+    NotMine {
+        number: u64,
+    },
+    /// What has this copy? Changes nothing.
+    Probe {
+        copy: Uuid,
+    },
+    Probed {
+        status: Status,
+    },
+    /// The receiver has no copy of this name in this cache.
+    Absent {
+        copy: Uuid,
+    },
+    /// The owner of this record wants to send to a copy. `fresh`: it is made if it is not there.
+    Open {
+        member: Member,
+        session: Uuid,
+        fresh: bool,
+        destaged: Serial,
+        record: Box<Record>,
+    },
+    /// `credit`: log blocks that the copy takes before it has destaged any.
+    Opened {
+        session: Uuid,
+        credit: u32,
+        status: Status,
+    },
+    /// What is above the end of `history` follows in order; its forks are the owner's.
+    Resume {
+        copy: Uuid,
+        session: Uuid,
+        history: History,
+    },
+    Resumed {
+        copy: Uuid,
+        session: Uuid,
+        end: Serial,
+    },
+    /// The owner goes on under a newer record of its own.
+    Adopt {
+        copy: Uuid,
+        session: Uuid,
+        record: Box<Record>,
+    },
+    /// All up to `durable` is synced, and so is the term.
+    Ack {
+        copy: Uuid,
+        session: Uuid,
+        term: u64,
+        durable: Serial,
+        batch: u64,
+        credit: u32,
+    },
+    /// A sync of the copy has failed.
+    Failed {
+        copy: Uuid,
+        session: Uuid,
+    },
+    /// An epoch ends at this serial.
+    Cut {
+        copy: Uuid,
+        session: Uuid,
+        serial: Serial,
+    },
+    /// The ledger says that the origin has all up to this serial.
+    Destaged {
+        copy: Uuid,
+        serial: Serial,
+    },
+    /// The owner of this record needs what the copy has: nothing of an earlier term is taken.
+    Freeze {
+        copy: Uuid,
+        record: Box<Record>,
+    },
+    Frozen {
+        status: Status,
+    },
+    /// The term of what was said is over; this is the record that a copy has adopted.
+    Deposed {
+        record: Box<Record>,
+    },
+    /// The owner has enough complete copies without this one.
+    Drop {
+        copy: Uuid,
+        record: Box<Record>,
+    },
+}
+
+/// Whether a copy can be relied on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Health {
+    Whole = 0,
+    /// Its host reads its log: what it has is not known yet. Never taken for absent.
+    Recovering = 1,
+    /// Something below its end cannot be read, or a sync has failed.
+    Damaged = 2,
+}
+
+/// What a copy says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Status {
+    pub copy: Uuid,
+    /// Of the newest record that it has adopted.
+    pub term: u64,
+    pub history: History,
+    /// It has all writes of its history above this serial.
+    pub from: Serial,
+    /// As far as it knows, which may be late.
+    pub destaged: Serial,
+    pub health: Health,
+}
+
+impl Status {
+    /// With the origin at `destaged` it has everything up to its end.
+    pub fn is_complete(&self) -> bool {
+        self.health == Health::Whole && self.from <= self.destaged
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -35,31 +173,49 @@ pub struct Message {
 #[error("is no message between hosts")]
 pub struct Malformed;
 
+impl From<Bad> for Malformed {
+    fn from(_: Bad) -> Malformed {
+        Malformed
+    }
+}
+
 impl Message {
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::from(self.unit.0);
+        let mut out = Out(Vec::from(self.unit.0));
         let (kind, number, text) = match &self.body {
             Body::Take { number } => (1, *number, ""),
             Body::Denied { why } => (2, 0, why.as_str()),
             Body::Draining { bytes } => (3, *bytes, ""),
             Body::Newer { number } => (4, *number, ""),
             Body::NotMine { number } => (5, *number, ""),
+            of_copies => {
+                put_copies(&mut out, of_copies);
+                return out.0;
+            }
         };
-        bytes.push(kind);
-        bytes.extend(number.to_le_bytes());
+        out.u8(kind);
+        out.u64(number);
         let mut end = text.len().min(TEXT_BYTES_MAX);
         while !text.is_char_boundary(end) {
             end -= 1;
         }
-        bytes.extend(&text.as_bytes()[..end]);
-        bytes
+        out.0.extend_from_slice(&text.as_bytes()[..end]);
+        out.0
     }
 
     pub fn parse(bytes: &[u8]) -> Result<Message, Malformed> {
-        let (unit, rest) = bytes.split_first_chunk::<16>().ok_or(Malformed)?;
-        let (&kind, rest) = rest.split_first().ok_or(Malformed)?;
-        let (number, text) = rest.split_first_chunk::<8>().ok_or(Malformed)?;
-        let number = u64::from_le_bytes(*number);
+        let mut from = In(bytes);
+        let unit = from.uuid()?;
+        let kind = from.u8()?;
+        if kind > LAST_WITH_TEXT {
+            let body = take_copies(kind, &mut from)?;
+            return match from.0.is_empty() {
+                true => Ok(Message { unit, body }),
+                false => Err(Malformed),
+            };
+        }
+        let number = from.u64()?;
+        let text = from.0;
         if text.len() > TEXT_BYTES_MAX || (kind != 2 && !text.is_empty()) {
             return Err(Malformed);
         }
@@ -72,7 +228,420 @@ impl Message {
             5 => Body::NotMine { number },
             _ => return Err(Malformed),
         };
-        let unit = Uuid(*unit);
         Ok(Message { unit, body })
+    }
+}
+
+/// Kinds up to this one are a number and a text.
+const LAST_WITH_TEXT: u8 = 5;
+
+fn put_copies(out: &mut Out, body: &Body) {
+    match body {
+        Body::Probe { copy } => put_ids(out, 6, &[*copy]),
+        Body::Probed { status } => put_status(out, 7, status),
+        Body::Absent { copy } => put_ids(out, 8, &[*copy]),
+        Body::Open {
+            member,
+            session,
+            fresh,
+            destaged,
+            record,
+        } => {
+            put_ids(out, 9, &[member.host, member.cache, member.copy, *session]);
+            out.u8(u8::from(*fresh));
+            out.u64(destaged.0);
+            put_record(out, record);
+        }
+        Body::Opened {
+            session,
+            credit,
+            status,
+        } => {
+            put_ids(out, 10, &[*session]);
+            out.u32(*credit);
+            put_status_body(out, status);
+        }
+        Body::Resume {
+            copy,
+            session,
+            history,
+        } => {
+            put_ids(out, 11, &[*copy, *session]);
+            put_history(out, history);
+        }
+        Body::Resumed { copy, session, end } => {
+            put_ids(out, 12, &[*copy, *session]);
+            out.u64(end.0);
+        }
+        Body::Adopt {
+            copy,
+            session,
+            record,
+        } => {
+            put_ids(out, 13, &[*copy, *session]);
+            put_record(out, record);
+        }
+        stream => put_stream(out, stream),
+    }
+}
+
+fn put_stream(out: &mut Out, body: &Body) {
+    match body {
+        Body::Ack {
+            copy,
+            session,
+            term,
+            durable,
+            batch,
+            credit,
+        } => {
+            put_ids(out, 14, &[*copy, *session]);
+            out.u64(*term);
+            out.u64(durable.0);
+            out.u64(*batch);
+            out.u32(*credit);
+        }
+        Body::Failed { copy, session } => put_ids(out, 15, &[*copy, *session]),
+        Body::Cut {
+            copy,
+            session,
+            serial,
+        } => {
+            put_ids(out, 16, &[*copy, *session]);
+            out.u64(serial.0);
+        }
+        Body::Destaged { copy, serial } => {
+            put_ids(out, 17, &[*copy]);
+            out.u64(serial.0);
+        }
+        Body::Freeze { copy, record } => {
+            put_ids(out, 18, &[*copy]);
+            put_record(out, record);
+        }
+        Body::Frozen { status } => put_status(out, 19, status),
+        Body::Deposed { record } => {
+            put_ids(out, 20, &[]);
+            put_record(out, record);
+        }
+        Body::Drop { copy, record } => {
+            put_ids(out, 21, &[*copy]);
+            put_record(out, record);
+        }
+        other => unreachable!("{other:?} is written by its own function"),
+    }
+}
+
+fn take_copies(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
+    Ok(match kind {
+        6 => Body::Probe { copy: from.uuid()? },
+        7 => Body::Probed {
+            status: take_status(from)?,
+        },
+        8 => Body::Absent { copy: from.uuid()? },
+        9 => Body::Open {
+            member: Member {
+                host: from.uuid()?,
+                cache: from.uuid()?,
+                copy: from.uuid()?,
+            },
+            session: from.uuid()?,
+            fresh: from.flag("fresh")?,
+            destaged: Serial(from.u64()?),
+            record: take_record(from)?,
+        },
+        10 => Body::Opened {
+            session: from.uuid()?,
+            credit: from.u32()?,
+            status: take_status(from)?,
+        },
+        11 => Body::Resume {
+            copy: from.uuid()?,
+            session: from.uuid()?,
+            history: take_history(from)?,
+        },
+        12 => Body::Resumed {
+            copy: from.uuid()?,
+            session: from.uuid()?,
+            end: Serial(from.u64()?),
+        },
+        13 => Body::Adopt {
+            copy: from.uuid()?,
+            session: from.uuid()?,
+            record: take_record(from)?,
+        },
+        stream => take_stream(stream, from)?,
+    })
+}
+
+fn take_stream(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
+    Ok(match kind {
+        14 => Body::Ack {
+            copy: from.uuid()?,
+            session: from.uuid()?,
+            term: from.u64()?,
+            durable: Serial(from.u64()?),
+            batch: from.u64()?,
+            credit: from.u32()?,
+        },
+        15 => Body::Failed {
+            copy: from.uuid()?,
+            session: from.uuid()?,
+        },
+        16 => Body::Cut {
+            copy: from.uuid()?,
+            session: from.uuid()?,
+            serial: Serial(from.u64()?),
+        },
+        17 => Body::Destaged {
+            copy: from.uuid()?,
+            serial: Serial(from.u64()?),
+        },
+        18 => Body::Freeze {
+            copy: from.uuid()?,
+            record: take_record(from)?,
+        },
+        19 => Body::Frozen {
+            status: take_status(from)?,
+        },
+        20 => Body::Deposed {
+            record: take_record(from)?,
+        },
+        21 => Body::Drop {
+            copy: from.uuid()?,
+            record: take_record(from)?,
+        },
+        _ => return Err(Malformed),
+    })
+}
+
+fn put_ids(out: &mut Out, kind: u8, ids: &[Uuid]) {
+    assert!(kind > LAST_WITH_TEXT, "kinds have one form each");
+    out.u8(kind);
+    ids.iter().for_each(|id| out.uuid(*id));
+}
+
+fn put_record(out: &mut Out, record: &Record) {
+    out.0.extend_from_slice(&record.encode());
+}
+
+fn take_record(from: &mut In<'_>) -> Result<Box<Record>, Malformed> {
+    let record = Record::parse(from.take(RECORD_BYTES)?);
+    record.map(Box::new).map_err(|_| Malformed)
+}
+
+fn put_history(out: &mut Out, history: &History) {
+    assert!(history.forks().len() <= FORKS_MAX, "forks are bounded");
+    out.u8(history.forks().len() as u8);
+    for fork in history.forks() {
+        out.u64(fork.generation.term);
+        out.u32(fork.generation.restarts);
+        out.u64(fork.upto.0);
+        out.u64(fork.first.0);
+    }
+    out.u64(history.end().0);
+}
+
+fn take_history(from: &mut In<'_>) -> Result<History, Malformed> {
+    let count = usize::from(from.u8()?);
+    if count > FORKS_MAX {
+        return Err(Malformed);
+    }
+    let mut forks = Vec::with_capacity(count);
+    for _ in 0..count {
+        forks.push(Fork {
+            generation: Generation {
+                term: from.u64()?,
+                restarts: from.u32()?,
+            },
+            upto: Serial(from.u64()?),
+            first: Serial(from.u64()?),
+        });
+    }
+    History::checked(forks, Serial(from.u64()?)).ok_or(Malformed)
+}
+
+fn put_status(out: &mut Out, kind: u8, status: &Status) {
+    put_ids(out, kind, &[]);
+    put_status_body(out, status);
+}
+
+fn put_status_body(out: &mut Out, status: &Status) {
+    out.uuid(status.copy);
+    out.u64(status.term);
+    put_history(out, &status.history);
+    out.u64(status.from.0);
+    out.u64(status.destaged.0);
+    out.u8(status.health as u8);
+}
+
+fn take_status(from: &mut In<'_>) -> Result<Status, Malformed> {
+    Ok(Status {
+        copy: from.uuid()?,
+        term: from.u64()?,
+        history: take_history(from)?,
+        from: Serial(from.u64()?),
+        destaged: Serial(from.u64()?),
+        health: match from.u8()? {
+            0 => Health::Whole,
+            1 => Health::Recovering,
+            2 => Health::Damaged,
+            _ => return Err(Malformed),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Epoch;
+    use alloc::vec;
+
+    fn record() -> Box<Record> {
+        Box::new(Record {
+            cluster: Uuid([1; 16]),
+            unit: Uuid([2; 16]),
+            number: 7,
+            nonce: Uuid([3; 16]),
+            before: Uuid([4; 16]),
+            owner: None,
+            epoch: Epoch::default(),
+            drainer: None,
+            given: 0,
+            wanted: 1,
+            degraded: None,
+            members: vec![],
+        })
+    }
+
+    fn status() -> Status {
+        let of = |term| Generation { term, restarts: 0 };
+        let mut history = History::empty(Serial(9)).fork(of(1)).expect("serials");
+        history.grow(Serial((1 << 42) + 5));
+        Status {
+            copy: Uuid([5; 16]),
+            term: 7,
+            history: history.fork(of(2)).expect("serials"),
+            from: Serial(1),
+            destaged: Serial(2),
+            health: Health::Damaged,
+        }
+    }
+
+    fn all() -> Vec<Body> {
+        let [copy, session] = [Uuid([5; 16]), Uuid([6; 16])];
+        let member = Member {
+            host: Uuid([8; 16]),
+            cache: Uuid([9; 16]),
+            copy,
+        };
+        let (serial, record, status) = (Serial(77), record(), status());
+        let history = status.history.clone();
+        vec![
+            Body::Take { number: 1 },
+            Body::Denied { why: "no".into() },
+            Body::Draining { bytes: 2 },
+            Body::Newer { number: 3 },
+            Body::NotMine { number: 4 },
+            Body::Probe { copy },
+            Body::Probed {
+                status: status.clone(),
+            },
+            Body::Absent { copy },
+            Body::Open {
+                member,
+                session,
+                fresh: true,
+                destaged: serial,
+                record: record.clone(),
+            },
+            Body::Opened {
+                session,
+                credit: 5,
+                status: status.clone(),
+            },
+            Body::Resume {
+                copy,
+                session,
+                history,
+            },
+            Body::Resumed {
+                copy,
+                session,
+                end: serial,
+            },
+            Body::Adopt {
+                copy,
+                session,
+                record: record.clone(),
+            },
+            Body::Ack {
+                copy,
+                session,
+                term: 1,
+                durable: serial,
+                batch: 2,
+                credit: 3,
+            },
+            Body::Failed { copy, session },
+            Body::Cut {
+                copy,
+                session,
+                serial,
+            },
+            Body::Destaged { copy, serial },
+            Body::Freeze {
+                copy,
+                record: record.clone(),
+            },
+            Body::Frozen { status },
+            Body::Deposed {
+                record: record.clone(),
+            },
+            Body::Drop { copy, record },
+        ]
+    }
+
+    #[test]
+    fn every_message_reads_back_and_none_is_read_that_is_cut_or_longer() {
+        for body in all() {
+            let unit = Uuid([1; 16]);
+            let bytes = Message {
+                unit,
+                body: body.clone(),
+            }
+            .encode();
+            assert!(bytes.len() <= crate::frame::BODY_BYTES_MAX);
+            let read = Message::parse(&bytes);
+            assert_eq!(
+                read,
+                Ok(Message {
+                    unit,
+                    body: body.clone()
+                })
+            );
+            let has_text = matches!(body, Body::Denied { .. });
+            for end in 0..bytes.len() {
+                assert!(
+                    has_text || Message::parse(&bytes[..end]).is_err(),
+                    "{body:?}"
+                );
+            }
+            let longer = [&bytes[..], &[0]].concat();
+            assert!(has_text || Message::parse(&longer).is_err(), "{body:?}");
+        }
+    }
+
+    #[test]
+    fn a_message_of_an_unknown_kind_or_with_too_many_forks_is_refused() {
+        let mut bytes = vec![0; 64];
+        for kind in [0, 22, 255] {
+            bytes[16] = kind;
+            assert_eq!(Message::parse(&bytes), Err(Malformed));
+        }
+        let body = Body::Probed { status: status() };
+        let unit = Uuid([1; 16]);
+        let mut bytes = Message { unit, body }.encode();
+        bytes[17 + 16 + 8] = FORKS_MAX as u8 + 1;
+        assert_eq!(Message::parse(&bytes), Err(Malformed));
     }
 }

@@ -4,9 +4,15 @@
 //! record never changes, and its name is never used again while the unit lives, so a host that has
 //! read one has read what will always stand there.
 //!
-//! Always true: parsing checks everything before it returns anything, and never panics on foreign
-//! bytes; reserved bytes are zero. Deliberately absent: where a record lies and how it comes to be;
-//! see [`crate::vault`].
+//! Three roles are apart in it, because each failure moves one of them: the *owner* serves the unit
+//! and gives serials, the *members* hold the copies that a flush counts, and the *drainer* writes
+//! the origin. A record without members (p = 0) has the bytes that it had before there were any.
+//!
+//! Always true: a record with members, or with a drainer that is not the owner, has an incompatible
+//! bit, so a program that does not know copies refuses it; a host is named once among the members,
+//! with its cache, because a wiped cache is not the member (C11); parsing checks everything before
+//! it returns anything, and never panics on foreign bytes; reserved bytes are zero. Deliberately
+//! absent: where a record lies and how it comes to be; see [`crate::vault`].
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -19,6 +25,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const RECORD_BYTES: usize = 4096;
 /// Longest name of a host, for people.
 pub const HOST_NAME_BYTES_MAX: usize = 64;
+/// Copies of one unit, with the owner's.
+pub const MEMBERS_MAX: usize = 8;
+/// Of records: members, or a drainer that is not the owner.
+const WITH_MEMBERS: u64 = 1;
 /// Longest place of a vault.
 pub const VAULT_BYTES_MAX: usize = 1024;
 
@@ -55,6 +65,39 @@ pub struct Epoch {
     pub nonce: Uuid,
 }
 
+/// A copy that an acknowledgment counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Member {
+    pub host: Uuid,
+    pub cache: Uuid,
+    /// A copy that begins anew is another one.
+    pub copy: Uuid,
+}
+
+/// Why fewer copies are complete than wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Degraded {
+    /// A member did not answer, or its device has failed.
+    PeerLost = 1,
+    /// The owner before was lost: what it left exists once (correction 10).
+    TakenOver = 2,
+    /// More copies are wanted than there are yet.
+    TooFew = 3,
+}
+
+impl Degraded {
+    fn parse(byte: u8) -> Result<Option<Degraded>, FormatError> {
+        match byte {
+            0 => Ok(None),
+            1 => Ok(Some(Degraded::PeerLost)),
+            2 => Ok(Some(Degraded::TakenOver)),
+            3 => Ok(Some(Degraded::TooFew)),
+            _ => Err(FormatError::Field("degraded")),
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
     pub cluster: Uuid,
@@ -65,9 +108,55 @@ pub struct Record {
     pub nonce: Uuid,
     /// Nonce of the record before; zero for the first.
     pub before: Uuid,
-    /// Serves the unit and writes its origin. None: it was let go of with everything at its origin.
+    /// Serves the unit. None: it was let go of with everything at its origin.
     pub owner: Option<Holder>,
     pub epoch: Epoch,
+    /// Writes the origin in this epoch, where that is not the owner: the owner before, as long as
+    /// there is no proof that it writes no more.
+    pub drainer: Option<Holder>,
+    /// Number of the record that gave the unit to its owner; 0 where that is not told.
+    pub given: u64,
+    /// Copies on other hosts that are wanted: p.
+    pub wanted: u8,
+    pub degraded: Option<Degraded>,
+    /// Each has every flush that was acknowledged. Empty: the owner's cache is the only one.
+    pub members: Vec<Member>,
+}
+
+impl Record {
+    /// The host that may write the origin, if there is proof for no other one.
+    pub fn drainer(&self) -> Option<&Holder> {
+        self.drainer.as_ref().or(self.owner.as_ref())
+    }
+
+    pub fn member(&self, host: Uuid) -> Option<&Member> {
+        self.members.iter().find(|member| member.host == host)
+    }
+
+    /// It has something that programs of before copies do not know.
+    fn has_members(&self) -> bool {
+        !self.members.is_empty() || self.drainer.is_some() || self.wanted > 0 || self.given > 0
+    }
+
+    /// Its fields fit together.
+    fn check(&self) -> Result<(), FormatError> {
+        let hosts = |at: usize| self.members[..at].iter().map(|member| member.host);
+        let mut members = self.members.iter().enumerate();
+        if members.any(|(at, member)| hosts(at).any(|host| host == member.host)) {
+            return Err(FormatError::Field("members"));
+        }
+        let alone = self.members.is_empty() && self.drainer.is_none() && self.given == 0;
+        if self.owner.is_none() && !alone {
+            return Err(FormatError::Field("owners"));
+        }
+        if self.given > self.number {
+            return Err(FormatError::Field("given"));
+        }
+        match usize::from(self.wanted) < MEMBERS_MAX {
+            true => Ok(()),
+            false => Err(FormatError::Field("wanted")),
+        }
+    }
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -78,6 +167,14 @@ struct HolderBytes {
     boot: [u8; 16],
     session: [u8; 16],
     name: [u8; HOST_NAME_BYTES_MAX],
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct MemberBytes {
+    host: [u8; 16],
+    cache: [u8; 16],
+    copy: [u8; 16],
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -97,24 +194,78 @@ struct RecordBytes {
     name_bytes: U16,
     reserved: [u8; 4],
     owner: HolderBytes,
+    drainers: U16,
+    drainer_name_bytes: U16,
+    wanted: u8,
+    degraded: u8,
+    member_count: U16,
+    given: U64,
+    drainer: HolderBytes,
+    members: [MemberBytes; MEMBERS_MAX],
 }
 
-const _: () = assert!(size_of::<RecordBytes>() == 264 && 264 <= RECORD_BYTES);
+const _: () = assert!(size_of::<RecordBytes>() == 792 && 792 <= RECORD_BYTES);
 const _: () = assert!(core::mem::offset_of!(RecordBytes, owner) == 136);
+const _: () = assert!(core::mem::offset_of!(RecordBytes, drainers) == 264);
+const _: () = assert!(core::mem::offset_of!(RecordBytes, members) == 408);
+
+/// How many, and of the name how many bytes.
+fn put_holder(holder: Option<&Holder>) -> (U16, U16, HolderBytes) {
+    let mut name = [0; HOST_NAME_BYTES_MAX];
+    let name_bytes = holder.map_or(0, |holder| put_text(&mut name, &holder.name));
+    let zero = Uuid([0; 16]);
+    let id = |of: fn(&Holder) -> Uuid| holder.map_or(zero, of).0;
+    let bytes = HolderBytes {
+        host: id(|it| it.host),
+        cache: id(|it| it.cache),
+        boot: id(|it| it.boot),
+        session: id(|it| it.session),
+        name,
+    };
+    let count = U16::new(holder.is_some().into());
+    (count, U16::new(name_bytes), bytes)
+}
+
+fn take_holder(
+    count: U16,
+    name_bytes: U16,
+    bytes: &HolderBytes,
+) -> Result<Option<Holder>, FormatError> {
+    match count.get() {
+        0 if name_bytes.get() != 0 => Err(FormatError::Field("name")),
+        0 => {
+            zeroes(bytes.as_bytes())?;
+            Ok(None)
+        }
+        1 => Ok(Some(Holder {
+            host: Uuid(bytes.host),
+            cache: Uuid(bytes.cache),
+            boot: Uuid(bytes.boot),
+            session: Uuid(bytes.session),
+            name: text(&bytes.name, name_bytes.get())?,
+        })),
+        _ => Err(FormatError::Field("owners")),
+    }
+}
 
 impl Record {
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.number > 0, "records are numbered from 1");
-        let mut name = [0; HOST_NAME_BYTES_MAX];
-        let name_bytes = self
-            .owner
-            .as_ref()
-            .map_or(0, |owner| put_text(&mut name, &owner.name));
-        let zero = Uuid([0; 16]);
-        let id = |of: fn(&Holder) -> Uuid| self.owner.as_ref().map_or(zero, of).0;
+        assert!(self.members.len() <= MEMBERS_MAX, "members are bounded");
+        assert!(self.check().is_ok(), "a record that is made can be read");
+        let (owners, name_bytes, owner) = put_holder(self.owner.as_ref());
+        let (drainers, drainer_name_bytes, drainer) = put_holder(self.drainer.as_ref());
+        let mut members = [MemberBytes {
+            host: [0; 16],
+            cache: [0; 16],
+            copy: [0; 16],
+        }; MEMBERS_MAX];
+        for (to, from) in members.iter_mut().zip(&self.members) {
+            (to.host, to.cache, to.copy) = (from.host.0, from.cache.0, from.copy.0);
+        }
         let head = RecordBytes {
             prefix: Prefix::new(Kind::VaultRecord),
-            incompatible: U64::new(0),
+            incompatible: U64::new(if self.has_members() { WITH_MEMBERS } else { 0 }),
             cluster: self.cluster.0,
             unit: self.unit.0,
             number: U64::new(self.number),
@@ -123,16 +274,18 @@ impl Record {
             flags: U64::new(0),
             epoch: U64::new(self.epoch.number),
             epoch_nonce: self.epoch.nonce.0,
-            owners: U16::new(self.owner.is_some().into()),
-            name_bytes: U16::new(name_bytes),
+            owners,
+            name_bytes,
             reserved: [0; 4],
-            owner: HolderBytes {
-                host: id(|it| it.host),
-                cache: id(|it| it.cache),
-                boot: id(|it| it.boot),
-                session: id(|it| it.session),
-                name,
-            },
+            owner,
+            drainers,
+            drainer_name_bytes,
+            wanted: self.wanted,
+            degraded: self.degraded.map_or(0, |why| why as u8),
+            member_count: U16::new(self.members.len() as u16),
+            given: U64::new(self.given),
+            drainer,
+            members,
         };
         let mut bytes = block(RECORD_BYTES);
         bytes[..size_of::<RecordBytes>()].copy_from_slice(head.as_bytes());
@@ -148,8 +301,9 @@ impl Record {
         let (head, rest) = RecordBytes::ref_from_prefix(bytes).map_err(|_| FormatError::Short)?;
         zeroes(rest)?;
         zeroes(&head.reserved)?;
-        if head.incompatible.get() != 0 {
-            return Err(FormatError::Incompatible(head.incompatible.get()));
+        let incompatible = head.incompatible.get();
+        if incompatible & !WITH_MEMBERS != 0 {
+            return Err(FormatError::Incompatible(incompatible));
         }
         if head.flags.get() != 0 {
             return Err(FormatError::Field("flags"));
@@ -160,36 +314,47 @@ impl Record {
         if head.epoch.get() >= u64::MAX / 2 {
             return Err(FormatError::Field("epoch"));
         }
-        let owner = match head.owners.get() {
-            0 => {
-                zeroes(head.owner.as_bytes())?;
-                None
-            }
-            1 => Some(Holder {
-                host: Uuid(head.owner.host),
-                cache: Uuid(head.owner.cache),
-                boot: Uuid(head.owner.boot),
-                session: Uuid(head.owner.session),
-                name: text(&head.owner.name, head.name_bytes.get())?,
-            }),
-            _ => return Err(FormatError::Field("owners")),
-        };
-        if owner.is_none() && head.name_bytes.get() != 0 {
-            return Err(FormatError::Field("name"));
-        }
-        Ok(Record {
+        let record = Record {
             cluster: Uuid(head.cluster),
             unit: Uuid(head.unit),
             number: head.number.get(),
             nonce: Uuid(head.nonce),
             before: Uuid(head.before),
-            owner,
+            owner: take_holder(head.owners, head.name_bytes, &head.owner)?,
             epoch: Epoch {
                 number: head.epoch.get(),
                 nonce: Uuid(head.epoch_nonce),
             },
-        })
+            drainer: take_holder(head.drainers, head.drainer_name_bytes, &head.drainer)?,
+            given: head.given.get(),
+            wanted: head.wanted,
+            degraded: Degraded::parse(head.degraded)?,
+            members: take_members(head)?,
+        };
+        record.check()?;
+        if record.has_members() != (incompatible != 0) {
+            return Err(FormatError::Field("incompatible"));
+        }
+        match record.degraded.is_none() || record.has_members() {
+            true => Ok(record),
+            false => Err(FormatError::Field("degraded")),
+        }
     }
+}
+
+fn take_members(head: &RecordBytes) -> Result<Vec<Member>, FormatError> {
+    let count = usize::from(head.member_count.get());
+    if count > MEMBERS_MAX {
+        return Err(FormatError::Field("members"));
+    }
+    let (members, rest) = head.members.split_at(count);
+    zeroes(rest.as_bytes())?;
+    let member = |bytes: &MemberBytes| Member {
+        host: Uuid(bytes.host),
+        cache: Uuid(bytes.cache),
+        copy: Uuid(bytes.copy),
+    };
+    Ok(members.iter().map(member).collect())
 }
 
 /// What lies at `IMAGE.tenuto` of a unit: the way to its records. It never changes. Programs that
@@ -282,6 +447,27 @@ mod tests {
                 number: 3,
                 nonce: Uuid([9; 16]),
             },
+            drainer: None,
+            given: 0,
+            wanted: 0,
+            degraded: None,
+            members: Vec::new(),
+        }
+    }
+
+    fn with_members() -> Record {
+        let member = |number: usize| Member {
+            host: Uuid([20 + number as u8; 16]),
+            cache: Uuid([6; 16]),
+            copy: Uuid([7; 16]),
+        };
+        Record {
+            drainer: record().owner,
+            given: 6,
+            wanted: 7,
+            degraded: Some(Degraded::TakenOver),
+            members: (0..MEMBERS_MAX).map(member).collect(),
+            ..record()
         }
     }
 
@@ -292,6 +478,12 @@ mod tests {
             Record {
                 owner: None,
                 ..record()
+            },
+            with_members(),
+            Record {
+                members: with_members().members[..2].to_vec(),
+                drainer: None,
+                ..with_members()
             },
         ];
         for record in all {
@@ -307,9 +499,41 @@ mod tests {
         assert!(Record::parse(&pointer.encode()).is_err(), "of another kind");
     }
 
+    /// What the version before copies has written, byte for byte: 264 bytes and zeroes.
+    #[test]
+    fn a_record_without_members_has_the_bytes_that_it_had() {
+        let bytes = record().encode();
+        assert!(bytes[264..].iter().all(|byte| *byte == 0));
+        assert_eq!(bytes[16..24], [0; 8], "no incompatible bit");
+        assert_eq!(with_members().encode()[16..24], 1_u64.to_le_bytes());
+    }
+
+    #[test]
+    fn members_that_contradict_each_other_are_refused() {
+        let mut bytes = with_members().encode();
+        let (from, to) = (408, 408 + 48);
+        bytes.copy_within(from..from + 48, to);
+        seal(&mut bytes);
+        assert_eq!(Record::parse(&bytes), Err(FormatError::Field("members")));
+        for (at, value) in [
+            (266, 65),
+            (268, 8),
+            (269, 9),
+            (270, 9),
+            (272, 8),
+            (16, 0),
+            (16, 3),
+        ] {
+            let mut bytes = with_members().encode();
+            bytes[at] = value;
+            seal(&mut bytes);
+            assert!(Record::parse(&bytes).is_err(), "byte {at}");
+        }
+    }
+
     #[test]
     fn no_byte_of_a_record_changes_unseen() {
-        let good = record().encode();
+        let good = with_members().encode();
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1 << (at % 8);

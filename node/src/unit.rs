@@ -17,8 +17,10 @@
 //! seen of the vault without a compare-and-swap, and what another host says, moves no right. No
 //! clock gives a right (C19): times only begin another attempt.
 //!
-//! Deliberately absent: copies on other hosts. The owner is the only holder of what it has not
-//! destaged, so a unit whose owner is silent waits for it, or for an administrator.
+//! Deliberately absent: copies on other hosts; see [`crate::set`] and [`crate::taker`]. Here the
+//! owner is the only holder of what it has not destaged, so a unit whose owner is silent waits for
+//! it, or for an administrator, and a record that names copies is held: proof that its owner writes
+//! no more would not bring back what only the copies have.
 
 use crate::message::Body;
 use crate::record::{Epoch, Holder, Record};
@@ -364,6 +366,12 @@ impl Unit {
         let Some(newest) = self.newest.clone() else {
             return self.prepare(cx);
         };
+        if !newest.members.is_empty() {
+            return self.hold(
+                cx,
+                "its copies on other hosts are not served by this way".into(),
+            );
+        }
         match &newest.owner {
             None => self.prepare(cx),
             Some(_) if self.names_me(&newest) => self.serve(cx, newest),
@@ -413,6 +421,11 @@ impl Unit {
             before: newest.map_or(Uuid([0; 16]), |newest| newest.nonce),
             owner,
             epoch,
+            drainer: None,
+            given: 0,
+            wanted: newest.map_or(0, |newest| newest.wanted),
+            degraded: None,
+            members: Vec::new(),
         }
     }
 
@@ -495,15 +508,11 @@ impl Unit {
     fn heard(&mut self, cx: &mut Cx<'_>, from: Uuid, body: Body) {
         match body {
             Body::Take { number } => self.asked(cx, from, number),
-            Body::Denied { why } => {
-                if self.state == (State::Asking { host: from }) {
-                    self.answer = Some(Answer::Denied(why));
-                }
+            Body::Denied { why } if self.state == (State::Asking { host: from }) => {
+                self.answer = Some(Answer::Denied(why));
             }
-            Body::Draining { bytes } => {
-                if self.state == (State::Asking { host: from }) {
-                    self.answer = Some(Answer::Draining { bytes });
-                }
+            Body::Draining { bytes } if self.state == (State::Asking { host: from }) => {
+                self.answer = Some(Answer::Draining { bytes });
             }
             Body::Newer { .. } | Body::NotMine { .. } => {
                 let asked = self.state == (State::Asking { host: from });
@@ -514,6 +523,8 @@ impl Unit {
                     cx.out.push(Action::Look { known });
                 }
             }
+            // Not asked for, or about copies: not for this machine.
+            _ => {}
         }
     }
 

@@ -109,6 +109,11 @@ fn record(number: u64, host: u8, nonce: u8) -> Record {
         before: Uuid::NIL,
         owner: None,
         epoch: Epoch::default(),
+        drainer: None,
+        given: 0,
+        wanted: 0,
+        degraded: None,
+        members: Vec::new(),
     }
 }
 

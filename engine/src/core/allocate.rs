@@ -29,7 +29,7 @@ use crate::memory::{Place, Slice};
 use crate::origin::{FileIndex, Lies, Missing, Planned, Planner, Rank, TABLE_BYTES_MAX, Work};
 use crate::outbox::{AllocateIo, Cx, Pending, Timer};
 use crate::types::{SECTOR_BYTES, Span, Time, VolumeId};
-use crate::volume::allocation::{Allocation, Company, Queued, Step};
+use crate::volume::allocation::{Allocation, Queued, Step};
 use crate::volume::batch::step_of_planner;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -63,46 +63,43 @@ impl Core {
             volume.has_requests() && span.sectors > 0,
             "its write is under way"
         );
-        volume.allocator.queue.push_back(Queued {
+        let queued = Queued {
             call,
             span,
             source,
             since: cx.now,
             last: true,
-        });
-        if let Some(company) = &mut volume.allocator.company {
-            company.one_came(cx.now);
-            cx.out.timer(company.until, Timer::Pace(id));
+        };
+        if let Some(until) = volume.allocator_mut().enqueue(cx.now, queued) {
+            cx.out.timer(until, Timer::Pace(id));
         }
-        if !self.allocating.contains(&id) {
-            self.allocating.push(id);
-        }
+        self.direct.allocates(id);
     }
 
     /// Where a write goes at once, if all of it has its place in the file.
     pub(super) fn placed(&mut self, id: VolumeId, span: Span) -> Option<Vec<(Span, u64)>> {
         let volume = self.volume(id);
-        if volume.allocator.stale || volume.replay.is_some() {
+        if volume.allocator().is_stale() || volume.is_replaying() {
             return None;
         }
         let places = self.planner(id)?.in_place(span)?;
-        self.volume(id).allocator.one_is_placed();
+        self.volume(id).allocator_mut().one_is_placed();
         Some(places)
     }
 
     /// Takes all plans as far as they go without waiting.
     pub(super) fn pump_allocations(&mut self, cx: &mut Cx<'_>) {
-        for id in core::mem::take(&mut self.allocating) {
+        for id in self.direct.take_allocating() {
             let mut steps = 0;
             while steps < STEPS_MAX && self.allocate_step(cx, id) == Went::On {
                 steps += 1;
             }
-            let busy = self.find(id).is_some_and(|it| !it.allocator.is_idle());
+            let busy = self.find(id).is_some_and(|it| !it.allocator().is_idle());
             if !busy {
                 self.touch(id);
                 continue;
             }
-            self.allocating.push(id);
+            self.direct.allocates(id);
             if steps == STEPS_MAX {
                 // The others have their turn in between.
                 cx.out.timer(cx.now, Timer::Pace(id));
@@ -111,15 +108,14 @@ impl Core {
     }
 
     pub(super) fn allocation(&mut self, id: VolumeId) -> &mut Allocation {
-        let plan = self.volume(id).allocator.plan.as_mut();
-        plan.expect("a plan is under way")
+        self.volume(id).allocator_mut().planning()
     }
 
     fn allocate_step(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> Went {
         let Some(volume) = self.find(id) else {
             return Went::Nowhere;
         };
-        let Some(plan) = volume.allocator.plan.as_ref() else {
+        let Some(plan) = volume.allocator().plan() else {
             return self.begin_allocation(cx, id);
         };
         let idle = plan.jobs.len() == 0 && !plan.waiting && plan.plan.missing.is_none();
@@ -154,37 +150,23 @@ impl Core {
         let volume = self.volume(id);
         let goes = volume.goes();
         if volume.misfit().is_some() && goes {
-            let queue = core::mem::take(&mut volume.allocator.queue);
+            let queue = volume.allocator_mut().take_queue();
             for it in queue.iter().filter(|it| it.last) {
                 self.call_done(cx, it.call, Err(IoError::Away), it.since);
             }
             return Went::Nowhere;
         }
         // A change of size writes the header.
-        let written = volume.replay.is_some() || volume.is_destaging() || volume.resize.is_some();
+        let written = volume.is_replaying() || volume.is_destaging() || volume.is_resizing();
         let free = volume.misfit().is_none() && !written;
         let served = !volume.has_waiting();
-        let allocator = &mut volume.allocator;
-        if allocator.queue.is_empty() || !free {
-            return Went::Nowhere;
-        }
-        let waiting = allocator.queue.len();
-        let awaited = |it: Company| it.is_awaited(cx.now, waiting);
         // No other comes where writes wait for these, or where one plan has all that it may.
         let may_come = !goes && served;
-        if may_come && allocator.company.is_some_and(awaited) && !allocator.is_full() {
+        if !free || !volume.allocator().is_due(cx.now, may_come) {
             return Went::Nowhere;
         }
-        allocator.company = None;
-        let step = match volume.allocator.stale {
-            true => Step::Stat,
-            false => Step::Plan,
-        };
-        let mut plan = Box::new(Allocation::new(step, cx.now));
-        plan.take_from(&mut volume.allocator.queue);
         assert!(volume.policy.is_direct(), "the log has its own plans");
-        volume.allocator.plan = Some(plan);
-        volume.allocator.used = true;
+        let step = volume.allocator_mut().begin(cx.now);
         if step == Step::Plan {
             self.allocation_planner(id).begin_ordered();
         }
@@ -227,7 +209,7 @@ impl Core {
         if next.is_none()
             && let Some(volume) = self.find(id)
         {
-            volume.allocator.plan = None;
+            volume.allocator_mut().end();
         }
     }
 
@@ -256,13 +238,9 @@ impl Core {
             self.forget_tables(id, Some(&ranges));
         }
         let answered = parts.iter().filter(|it| it.last);
-        let begun = self.allocation(id).begun;
-        let allocator = &mut self.volume(id).allocator;
-        let writes = allocator.queue.len() + answered.clone().count();
-        let company = Company::behind(cx.now, cx.now.since(begun), writes);
-        allocator.company = Some(company);
-        if !allocator.queue.is_empty() {
-            cx.out.timer(company.until, Timer::Pace(id));
+        let allocator = self.volume(id).allocator_mut();
+        if let Some(until) = allocator.is_answered(cx.now, answered.clone().count()) {
+            cx.out.timer(until, Timer::Pace(id));
         }
         for part in answered {
             self.call_done(cx, part.call, Ok(()), part.since);
@@ -273,8 +251,7 @@ impl Core {
     /// *Place* the file may have a part of the tables: it is read anew.
     fn fail_allocation(&mut self, cx: &mut Cx<'_>, id: VolumeId, error: IoError) -> Went {
         let plan = self.drop_allocation(id);
-        let queue = &mut self.volume(id).allocator.queue;
-        queue.retain(|it| plan.parts.iter().all(|part| part.call != it.call));
+        self.volume(id).allocator_mut().drop_writes_of(&plan.parts);
         if plan.step.is_sync() {
             // What was written before may be lost, and the guest has to hear of it.
             self.volume(id).sync_failed();
@@ -291,22 +268,13 @@ impl Core {
     /// The image is not the one that it was. Its writes wait until it is, and are planned anew.
     fn put_allocation_off(&mut self, id: VolumeId) -> Went {
         let plan = self.drop_allocation(id);
-        let queue = &mut self.volume(id).allocator.queue;
-        for part in plan.parts.into_iter().rev() {
-            queue.push_front(part);
-        }
+        self.volume(id).allocator_mut().put_back(plan.parts);
         Went::On
     }
 
     /// Forgets a plan that nothing is in flight of.
     fn drop_allocation(&mut self, id: VolumeId) -> Box<Allocation> {
-        let allocator = &mut self.volume(id).allocator;
-        let plan = allocator.plan.take().expect("it is under way");
-        assert!(plan.jobs.len() == 0 && plan.header_piece.is_none());
-        assert!(plan.plan.table_pieces() == 0, "no table is being read");
-        let changed = plan.has_changed_tables();
-        allocator.stale |= changed;
-        allocator.leaked |= changed;
+        let plan = self.volume(id).allocator_mut().drop_plan();
         self.allocation_planner(id).begin_ordered();
         plan
     }
@@ -345,7 +313,7 @@ impl Core {
         let piece_bytes = self.scratch.piece_bytes();
         let (mut slices, mut left) = (Vec::new(), missing.bytes);
         while left > 0 {
-            let held = self.held_pieces(id);
+            let held = self.volume(id).held_pieces();
             let Some(piece) = self.scratch.take_destage_piece(held) else {
                 for piece in core::mem::take(&mut self.allocation(id).plan.pieces) {
                     self.scratch.free_destage_piece(piece);
@@ -395,7 +363,7 @@ impl Core {
     }
 
     fn read_first_sector(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> Went {
-        let held = self.held_pieces(id);
+        let held = self.volume(id).held_pieces();
         let Some(piece) = self.scratch.take_destage_piece(held) else {
             return Went::Nowhere;
         };
@@ -438,7 +406,7 @@ impl Core {
         if plan.reads_first() {
             return Went::Nowhere;
         }
-        let held = self.held_pieces(id);
+        let held = self.volume(id).held_pieces();
         let Some(piece) = self.scratch.take_destage_piece(held) else {
             return Went::Nowhere;
         };
@@ -528,7 +496,7 @@ impl Core {
             }
             self.allocation_planner(id).supply(missing, &bytes);
             // Writes and reads that follow need it as well. The header is another's to change.
-            let map = self.volume(id).map.expect("it allocates");
+            let map = self.volume(id).map().expect("it allocates");
             if missing.offset > 0 {
                 self.maps.get(map).supply(missing, &bytes);
             }
@@ -558,7 +526,7 @@ impl Core {
         if !has(Bug::KeepBehindFailedPlan) {
             self.renew_layer(id);
         }
-        self.volume(id).allocator.stale = false;
+        self.volume(id).allocator_mut().is_read_anew();
         self.next_step(cx, id);
     }
 }

@@ -14,22 +14,21 @@ use super::checkpoint::Waiter;
 use super::image::of_ledger;
 use super::keep::name_of;
 use crate::adversary::{Bug, Mark, has, mark};
-use crate::event::{Device, Op, Purpose, Refusal, ResetOn, Stat, VolumeSpec};
+use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
 use crate::format::ledger::{LOSS_ACCEPTED, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress};
 use crate::format::record::MAX_SECTOR;
 use crate::image::{Finding, Image, Named, compare};
-use crate::log::QuotaOwner;
 use crate::open::OpenError;
 use crate::origin::Map;
 use crate::outbox::{Cx, Pending};
 use crate::ram::Layer;
 use crate::settle::Settled;
 use crate::snapshot::State;
-use crate::types::{Generation, Policy, RequestId, SECTOR_BYTES, Serial, Time, Uuid, VolumeId};
+use crate::types::{Generation, Policy, RequestId, SECTOR_BYTES, Serial, Uuid, VolumeId};
 use crate::volume::destage::Phase;
 use crate::volume::ledger::LedgerStep;
-use crate::volume::{Bypass, Known, LedgerWriter, Removal, Replay, Switch, Volume};
+use crate::volume::{Bypass, LedgerWriter, Removal, Volume};
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -45,9 +44,9 @@ impl Core {
             .volumes
             .iter()
             .flatten()
-            .find(|volume| volume.name == name);
+            .find(|volume| volume.name() == name);
         if let Some(volume) = known {
-            return volume.id;
+            return volume.id();
         }
         let free = self.volumes.iter().position(|volume| volume.is_none());
         VolumeId(free.unwrap_or(self.volumes.len()) as u32)
@@ -93,32 +92,30 @@ impl Core {
             self.merge_epochs(&mut volume, 0, upto);
         }
         volume.take(&spec);
-        volume.ledger_generation = ledger.as_ref().map_or(Generation(0), |it| it.generation);
+        volume.finds_ledger(ledger.as_ref());
         let dropped = self.drop_destaged(&mut volume);
         let unchanged = settled.origin.filter(|_| !dropped);
         know_image(&mut volume, image, spec.policy, overlay);
         policy_at_attach(&mut volume, &spec, ledger.as_ref());
         let plans = written && volume.policy == Policy::WriteBack || commits;
-        volume.replay = ledger.as_ref().filter(|_| left).map(Replay::of);
-        if plans {
-            let journal = volume.replay.take().map(Replay::guarded);
-            volume.replay = Some(journal.unwrap_or_else(Replay::of_guard));
+        volume.finds_journal(ledger.as_ref().filter(|_| left), plans);
+        volume.finds_layer(self.layer_of(&volume, spec.base_layer, unchanged));
+        if let Some((base, map)) = map {
+            volume.open_map(self.maps.open(base, map));
         }
-        volume.layer = self.layer_of(&volume, spec.base_layer, unchanged);
-        volume.map = map.map(|(base, map)| self.maps.open(base, map));
         self.join_group(&mut volume, &spec.group, spec.policy);
-        if volume.policy == Policy::Ephemeral && volume.quota_owner == QuotaOwner::NONE {
-            volume.quota_owner = self.log.open_quota();
+        if volume.lacks_quota() {
+            volume.open_quota(self.log.open_quota());
         }
         let unsaid = settled.loss_accepted;
-        volume.ledger_writer =
-            self.ledger_writer_at_attach(&volume, ledger, spec.commit, (image, unsaid));
-        let kept = volume.ledger_writer.is_some() || volume.replay.is_none();
+        let writer = self.ledger_writer_at_attach(&volume, ledger, spec.commit, (image, unsaid));
+        writer.into_iter().for_each(|it| volume.keep_ledger(it));
+        let kept = volume.has_ledger() || !volume.is_replaying();
         assert!(kept, "a journal that is left has a ledger");
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
         }
-        self.generation_next = Generation(self.generation_next.0.max(volume.generation().0 + 1));
+        self.given.is_in_use(volume.generation());
         self.volumes[id.0 as usize] = Some(volume);
         self.count_writers();
         self.checkpoint.wait(Waiter::Attach(id));
@@ -173,15 +170,11 @@ impl Core {
             "the next serial is not destaged"
         );
         let owned = volume.policy == Policy::WriteBack;
-        let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
+        let writes = !volume.is_read_only() && volume.policy != Policy::Ephemeral;
         let keeps = writes && (owned || ledger.is_some());
         (keeps || commit).then(|| {
-            let mut ledger_writer = self.ledger_writer_of(volume, ledger, owned);
-            // Nothing of ours writes it from here on without a word in the ledger.
-            ledger_writer.ledger.image = image.kept();
-            let new = volume.policy.is_direct() && ledger_writer.ledger.go_past_log();
-            ledger_writer.unsaid = unsaid || new;
-            ledger_writer
+            let ledger = self.ledger_of(volume, ledger, owned);
+            LedgerWriter::of_attached(ledger, image, volume.policy.is_direct(), unsaid)
         })
     }
 
@@ -193,14 +186,14 @@ impl Core {
             return self.lines.layers.base(identity);
         }
         let cached = matches!(volume.policy, Policy::WriteBack | Policy::WriteThrough);
-        let seen = origin.filter(|_| cached && !volume.read_only);
-        let name = seen.and_then(|it| name_of(volume.uuid, volume.ledger_generation, it));
+        let seen = origin.filter(|_| cached && !volume.is_read_only());
+        let name = seen.and_then(|it| name_of(volume.uuid(), volume.ledger_generation(), it));
         let kept = name.and_then(|name| self.lines.claim(name));
         if kept.is_some() {
             mark(Mark::KeptLayer);
         }
-        self.layers += 1;
-        kept.unwrap_or(Layer(self.layers))
+        let new = self.given.take_layer();
+        kept.unwrap_or(new)
     }
 
     /// What is at the origin by now is clean. Whether there was any.
@@ -213,7 +206,7 @@ impl Core {
         {
             mark(Mark::ReachedMeanwhile);
             let epoch = volume.epochs.pop_front().expect("just seen");
-            self.free_later(epoch.map);
+            self.extents.free_later(epoch.map);
         }
         volume.epochs.len() < before
     }
@@ -245,6 +238,11 @@ impl Core {
             )));
         }
         let attached = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        if attached.is_some_and(Volume::is_replica) {
+            return Err(OpenError::Refused(format!(
+                "volume {name} is kept here for another host, which serves it"
+            )));
+        }
         if attached.is_some_and(|volume| volume.is_attached()) {
             return Err(OpenError::Refused(format!(
                 "volume {name} is already attached"
@@ -261,23 +259,22 @@ impl Core {
         settled: &Settled,
     ) -> Result<Volume, (Box<Volume>, OpenError)> {
         let ledger = settled.ledger.as_ref();
-        let fits = check_dirty(self.cache, &volume, spec, settled)
-            .map_err(|why| OpenError::Refused(format!("volume {}: {why}", volume.name)))
-            .and_then(|()| check_owner(self.cache, &volume.name, ledger))
+        let fits = check_dirty(self.superblock.cache, &volume, spec, settled)
+            .map_err(|why| OpenError::Refused(format!("volume {}: {why}", volume.name())))
+            .and_then(|()| check_owner(self.superblock.cache, volume.name(), ledger))
             .and_then(|()| check_image(&volume, spec, settled))
             .and_then(|()| check_stage(&volume, settled));
         if let Err(error) = fits {
             return Err((Box::new(volume), error));
         }
-        volume.stage_lost = false;
+        volume.loss_is_accepted();
         if let Some(ledger) = ledger {
             // An overlay has a name of its own until it is committed.
-            let others = ledger.volume != volume.uuid;
+            let others = ledger.volume != volume.uuid();
             if others && !spec.commit {
                 // Another image under an old name: nothing that the log has of it counts.
-                volume.uuid = ledger.volume;
-                let next = self.generation_next.0.max(ledger.generation.0 + 1);
-                volume.set_generation(Generation(next));
+                volume.becomes(ledger.volume);
+                volume.set_generation(self.given.generation_behind(ledger.generation));
                 volume.void_older();
                 volume.forget_destaged();
             }
@@ -285,7 +282,7 @@ impl Core {
                 volume.set_generation(Generation(ledger.generation.0 + 1));
             }
             // Of an overlay as well: a commit that a kill cut short of its reset has brought it.
-            let ours = ledger.volume == volume.uuid;
+            let ours = ledger.volume == volume.uuid();
             if ours && !has(Bug::IgnoreLedger) {
                 volume.reach(ledger.destaged);
             }
@@ -300,9 +297,9 @@ impl Core {
         spec: &VolumeSpec,
         ledger: Option<&Ledger>,
     ) -> Result<Volume, OpenError> {
-        check_owner(self.cache, &spec.name, ledger)?;
+        check_owner(self.superblock.cache, &spec.name, ledger)?;
         let mut volume = Volume::fresh(id, spec);
-        volume.set_generation(self.generation_next);
+        volume.set_generation(self.given.generation_next());
         if let Some(ledger) = ledger {
             if ledger.dirty && spec.policy != Policy::Ephemeral && !spec.read_only {
                 return Err(OpenError::Refused(format!(
@@ -311,9 +308,8 @@ impl Core {
                     spec.name
                 )));
             }
-            volume.uuid = ledger.volume;
-            let next = self.generation_next.0.max(ledger.generation.0 + 1);
-            volume.set_generation(Generation(next));
+            volume.becomes(ledger.volume);
+            volume.set_generation(self.given.generation_behind(ledger.generation));
             volume.reach(ledger.destaged);
             volume.go_on_behind(ledger.destaged);
         }
@@ -325,29 +321,24 @@ impl Core {
     }
 
     /// The ledger of a volume as it is to be written next; `dirty` claims it.
-    pub(super) fn ledger_writer_of(
-        &self,
-        volume: &Volume,
-        old: Option<Ledger>,
-        dirty: bool,
-    ) -> LedgerWriter {
+    fn ledger_of(&self, volume: &Volume, old: Option<Ledger>, dirty: bool) -> Ledger {
         let mut ledger = self.claim_of(volume, old);
         ledger.dirty = dirty;
         if dirty {
             // Who claims has synced the origin.
             ledger.compatible &= !PAST_LOG;
         }
-        LedgerWriter {
-            ledger,
-            step: None,
-            piece: None,
-            failed: false,
-            unsaid: false,
-            moves: false,
-            below_unsaid: false,
-            clock_ahead_ns: 0,
-            clock_there: (0, Time(0)),
-        }
+        ledger
+    }
+
+    /// The same, with the writer that it gets.
+    pub(super) fn ledger_writer_of(
+        &self,
+        volume: &Volume,
+        old: Option<Ledger>,
+        dirty: bool,
+    ) -> LedgerWriter {
+        LedgerWriter::new(self.ledger_of(volume, old, dirty))
     }
 
     fn claim_of(&self, volume: &Volume, old: Option<Ledger>) -> Ledger {
@@ -359,15 +350,15 @@ impl Core {
         // A journal stays for its file, which may not be as long as the volume.
         let applies = matches!(progress, Some(Progress::Apply { .. }));
         let origin_bytes = old.as_ref().filter(|_| applies);
-        let origin_bytes = origin_bytes.map_or(volume.size_bytes, |ledger| ledger.origin_bytes);
+        let origin_bytes = origin_bytes.map_or(volume.size_bytes(), |ledger| ledger.origin_bytes);
         let mut owner = self.config.host_name.clone();
         while owner.len() > OWNER_BYTES_MAX {
             owner.pop();
         }
         Ledger {
             sequence: old.as_ref().map_or(0, |ledger| ledger.sequence),
-            volume: volume.uuid,
-            cache: self.cache,
+            volume: volume.uuid(),
+            cache: self.superblock.cache,
             machine: self.config.machine,
             boot: self.config.boot,
             owner,
@@ -379,7 +370,7 @@ impl Core {
             origin_bytes,
             mtime_before_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_before_ns),
             mtime_limit_ns: old.as_ref().map_or(0, |ledger| ledger.mtime_limit_ns),
-            image: volume.image.seen.kept(),
+            image: volume.seen_image().kept(),
             may_succeed: false,
             compatible: old.map_or(0, |ledger| ledger.compatible),
         }
@@ -388,15 +379,14 @@ impl Core {
     /// The checkpoint names the volume.
     pub(super) fn claim(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         // Whoever stops takes nothing more.
-        if self.stopping {
+        if self.service.is_stopping() {
             return;
         }
         let Some(volume) = self.find(id) else { return };
         let owner = volume.policy == Policy::WriteBack;
-        let says = |ledger_writer: &LedgerWriter| {
-            owner || ledger_writer.unsaid && !has(Bug::KeepLossToItself)
-        };
-        let says = volume.ledger_writer.as_ref().is_some_and(says);
+        let says =
+            |writer: &LedgerWriter| owner || writer.is_unsaid() && !has(Bug::KeepLossToItself);
+        let says = volume.ledger_writer().is_some_and(says);
         if says && !has(Bug::ServeUnclaimed) {
             self.write_ledger(cx, id, LedgerStep::Claim);
         } else {
@@ -418,7 +408,7 @@ impl Core {
     /// At an orderly stop, and when its image goes to another host, the ledger of a clean volume
     /// that was in use says that no cache holds anything of it.
     pub(super) fn release_if_clean(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let parks = self.parking.is_some();
+        let parks = self.service.is_parking();
         let Some(volume) = self.find(id).filter(|volume| volume.is_ready()) else {
             return;
         };
@@ -427,12 +417,10 @@ impl Core {
             return;
         }
         let clean = !volume.is_dirty() && !volume.is_destaging() && !volume.has_waiting();
-        let clean = clean && volume.replay.is_none() && volume.image.rebase.is_none();
-        let Some(ledger_writer) = volume.ledger_writer.as_mut() else {
-            return;
-        };
-        if clean && ledger_writer.step.is_none() && ledger_writer.ledger.dirty {
-            ledger_writer.ledger.dirty = false;
+        let clean = clean && !volume.is_replaying() && !volume.is_rebasing();
+        let owned = volume.ledger().is_some_and(|it| it.dirty);
+        if clean && owned && !volume.is_ledger_busy() {
+            volume.written_ledger().release();
             volume.close();
             self.write_ledger(cx, id, LedgerStep::Release);
         }
@@ -468,8 +456,7 @@ impl Core {
         let volume = self.volume(id);
         let waiting = volume.take_waiting();
         let orders = volume.take_destage_orders();
-        let switch = volume.switch.take();
-        for request in switch.into_iter().flat_map(|switch| switch.waiters) {
+        for request in volume.drop_switch().0 {
             cx.out.reply(request, Err(Refusal::Gone));
         }
         for waiting in waiting {
@@ -506,28 +493,22 @@ impl Core {
             self.turns.rest(id);
         }
         let volume = self.volume(id);
-        let ledger_busy = volume
-            .ledger_writer
-            .as_ref()
-            .is_some_and(|ledger_writer| ledger_writer.step.is_some());
-        let ledger_busy = ledger_busy || volume.has_batches();
         let busy = volume.is_destaging()
             || volume.has_requests()
             || volume.has_reads()
             || volume.is_committing()
-            || ledger_busy;
+            || volume.is_ledger_busy()
+            || volume.has_batches();
         if busy || volume.removal() == Removal::Ordered {
             return;
         }
         // A journal that is being applied is the only whole state there is.
-        let applying = |ledger_writer: &LedgerWriter| {
-            matches!(ledger_writer.ledger.progress, Progress::Apply { .. })
-        };
-        let kept =
-            volume.bypass == Bypass::Held && volume.ledger_writer.as_ref().is_some_and(applying);
+        let applying = volume.ledger_writer();
+        let applying = applying.is_some_and(LedgerWriter::names_journal);
+        let kept = volume.bypass() == Bypass::Held && applying;
         // A first ledger that was cut short by a power loss is none, but there may be a file.
-        let writes = !volume.read_only && volume.policy != Policy::Ephemeral;
-        let beside = volume.ledger_writer.is_some() || (writes && volume.is_attached());
+        let writes = !volume.is_read_only() && volume.policy != Policy::Ephemeral;
+        let beside = volume.has_ledger() || (writes && volume.is_attached());
         if beside && !kept && volume.removal() == Removal::No {
             volume.remove(Removal::Ordered);
             let pending = Pending::Remove { volume: id };
@@ -552,7 +533,7 @@ impl Core {
         }
         let volume = self.volume(id);
         volume.abandon_replay();
-        let Some(destage) = &volume.destage else {
+        let Some(destage) = volume.destage() else {
             return;
         };
         let early = matches!(
@@ -568,7 +549,7 @@ impl Core {
         );
         // What it still needs cannot be read. A step of its ledger goes to its end first.
         let in_step = matches!(destage.phase, Phase::Prepare | Phase::Begin | Phase::Finish);
-        let stuck = volume.bypass == Bypass::Held || volume.misfit().is_some();
+        let stuck = volume.bypass() == Bypass::Held || volume.misfit().is_some();
         let early = early || (stuck && !in_step);
         if early && destage.jobs.len() == 0 && !destage.waiting {
             if destage.table_pieces() > 0 {
@@ -578,17 +559,6 @@ impl Core {
             volume.drop_destage();
             self.touch(id);
         }
-    }
-
-    /// Ledger and journal are gone, or could not be removed; the data is at the origin anyway.
-    pub(super) fn removed(&mut self, id: VolumeId, ok: bool) {
-        let volume = self.volume(id);
-        if !ok {
-            volume.counters.origin.errors += 1;
-        }
-        assert!(volume.is_detaching() && volume.removal() == Removal::Ordered);
-        // A guest may have read from it meanwhile.
-        volume.remove(Removal::Done);
     }
 
     fn forget(&mut self, cx: &mut Cx<'_>, request: RequestId, id: VolumeId) {
@@ -603,29 +573,29 @@ impl Core {
                 && !volume.is_destaging(),
             "nothing of a volume that goes is in flight"
         );
-        assert!(volume.group.is_none(), "it has left its group");
+        assert!(volume.group().is_none(), "it has left its group");
         // What has come since it was told to go, or could not be brought to its end.
         self.checkpoint.forget(Waiter::Resize(id));
-        assert!(volume.replication.is_empty() || self.replicating.iter().all(|it| *it != id));
+        assert!(volume.replication.is_empty() || self.replicas.sending.iter().all(|it| *it != id));
         let settling = volume.take_settling();
         let orders = volume.take_destage_orders();
         let waiting = volume.take_waiting().into_iter();
         let waiting = waiting.map(|waiting| waiting.request);
-        let others = volume.resize.map(|resize| resize.request());
+        let others = volume.resize_order();
         let suspend = volume.suspend_order();
-        let rebase = volume.image.rebase.and_then(|it| it.request());
+        let rebase = volume.rebase_order();
         let others = others.into_iter().chain(suspend).chain(rebase);
         let others = others.chain(settling);
         for gone in waiting.chain(orders).chain(others) {
             cx.out.reply(gone, Err(Refusal::Gone));
         }
-        self.log.close_quota(volume.quota_owner);
-        self.forget_layer(volume.layer);
-        if let Some(map) = volume.map {
+        self.log.close_quota(volume.quota_owner());
+        self.forget_layer(volume.layer());
+        if let Some(map) = volume.map() {
             self.maps.close(map);
         }
         self.turns.forget(id);
-        self.admission.forget(id);
+        self.shares.forget(id);
         for epoch in volume.epochs {
             self.checkpoint.free_after_checkpoint(epoch.map);
         }
@@ -648,10 +618,10 @@ fn policy_at_attach(volume: &mut Volume, spec: &VolumeSpec, ledger: Option<&Ledg
     let unsynced = volume.policy.is_direct() && spec.policy == Policy::WriteBack;
     let unsynced = unsynced && !has(Bug::StartWithoutSync);
     volume.policy = if unfinished {
-        volume.switch = Some(Switch::towards(spec.policy));
+        volume.begin_switch(spec.policy);
         Policy::WriteBack
     } else if unsynced && !owes && !spec.read_only {
-        volume.switch = Some(Switch::towards(spec.policy));
+        volume.begin_switch(spec.policy);
         volume.policy
     } else {
         spec.policy
@@ -713,9 +683,9 @@ fn check_dirty(
     // A change of size may have been cut short before a checkpoint named it; nothing was owed then.
     let reached = |ledger: &Ledger| {
         let last = volume.epochs.back().map(|epoch| epoch.last_serial);
-        ledger.volume == volume.uuid && last <= Some(ledger.destaged)
+        ledger.volume == volume.uuid() && last <= Some(ledger.destaged)
     };
-    if spec.size_bytes < volume.size_bytes && !ledger.is_some_and(reached) {
+    if spec.size_bytes < volume.size_bytes() && !ledger.is_some_and(reached) {
         return Err(format!(
             "has {bytes} dirty bytes and its origin has shrunk; restore the size first"
         ));
@@ -726,7 +696,7 @@ fn check_dirty(
             "has {bytes} dirty bytes in the log but its origin has no ledger; \
              was the image replaced?"
         )),
-        Some(ledger) if ledger.volume != volume.uuid => Err(format!(
+        Some(ledger) if ledger.volume != volume.uuid() => Err(format!(
             "has {bytes} dirty bytes in the log but the ledger beside its origin belongs to \
              volume {}",
             ledger.volume
@@ -754,10 +724,10 @@ fn check_dirty(
 fn check_stage(volume: &Volume, settled: &Settled) -> Result<(), OpenError> {
     let owned = settled.ledger.as_ref().is_none_or(|ledger| ledger.dirty);
     let overlay = volume.policy == Policy::Ephemeral;
-    if !volume.stage_lost || settled.without_stage || !(owned || overlay) {
+    if !volume.lost_stage() || settled.without_stage || !(owned || overlay) {
         return Ok(());
     }
-    let name = &volume.name;
+    let name = &volume.name();
     Err(OpenError::StageLost(match overlay {
         true => format!(
             "volume {name}: its overlay is lost, because the stage is gone though this host was \
@@ -786,8 +756,8 @@ enum Overlay {
 /// Whether the image is what a commit that was cut short before it was decided has left.
 fn left_by_commit(volume: &Volume, settled: &Settled) -> Overlay {
     let ledger = settled.ledger.as_ref();
-    let unknown = volume.image.under.is_unknown() && volume.policy == Policy::Ephemeral;
-    let prepares = |it: &&Ledger| it.progress == Progress::Prepare && it.volume == volume.uuid;
+    let unknown = volume.image_under().is_unknown() && volume.policy == Policy::Ephemeral;
+    let prepares = |it: &&Ledger| it.progress == Progress::Prepare && it.volume == volume.uuid();
     let ledger = ledger.filter(prepares).filter(|_| unknown);
     match ledger.zip(settled.image_otherwise) {
         Some((ledger, image)) if of_ledger(ledger, &image) != Finding::Same => Overlay::Misfits,
@@ -798,7 +768,7 @@ fn left_by_commit(volume: &Volume, settled: &Settled) -> Overlay {
 /// What a volume knows its image by from now on. An overlay lies on the image that was there when
 /// its first write came; on another one it must not be read.
 fn know_image(volume: &mut Volume, image: Image, policy: Policy, overlay: Overlay) {
-    let (under, commits) = (volume.image.under, overlay == Overlay::Commits);
+    let (under, commits) = (volume.image_under(), overlay == Overlay::Commits);
     assert!(
         !commits || policy == Policy::Ephemeral,
         "an overlay is committed"
@@ -809,28 +779,18 @@ fn know_image(volume: &mut Volume, image: Image, policy: Policy, overlay: Overla
         Overlay::Commits => false,
         Overlay::Misfits => true,
     };
-    volume.image = Known {
-        seen: match volume.read_only || policy == Policy::Ephemeral && !commits {
-            true => image,
-            false => Image {
-                marked: image.marked.of(volume.uuid),
-                ..image.written()
-            },
-        },
-        overlay_misfits: lies && misfits,
-        ..Known::default()
+    let seen = match volume.is_read_only() || policy == Policy::Ephemeral && !commits {
+        true => image,
+        false => volume.written_image(&image),
     };
-    volume.image.under = match policy {
+    let under = match policy {
         // The ledger tells, also at a start after the next.
         Policy::Ephemeral if commits || overlay == Overlay::Misfits => Image::default(),
         Policy::Ephemeral if lies && !under.is_unknown() => under,
         Policy::Ephemeral => image.kept(),
         _ => Image::default(),
     };
-    if volume.image.overlay_misfits {
-        // The next guest to come finds it reset.
-        volume.ended |= volume.tuning.reset_on != ResetOn::Command;
-    }
+    volume.knows_image(seen, under, lies && misfits);
 }
 
 /// Whether an overlay lies on another image than this.
@@ -849,7 +809,7 @@ fn check_image(volume: &Volume, spec: &VolumeSpec, settled: &Settled) -> Result<
     let (name, bytes) = (&spec.name, volume.dirty_bytes());
     if spec.policy == Policy::Ephemeral {
         let image = settled.image_otherwise.unwrap_or(image);
-        let found = overlay_misfit(&volume.image.under, &image);
+        let found = overlay_misfit(&volume.image_under(), &image);
         if !spec.commit || found == Finding::Same || !volume.epochs.iter().any(left) {
             return Ok(());
         }
@@ -884,7 +844,7 @@ fn has_journaled(volume: Option<&Volume>, ledger: Option<&Ledger>) -> Option<Ser
     let mut epochs = volume.epochs.iter();
     let ends = epochs.any(|epoch| epoch.last_serial == upto);
     let whole = volume.policy == Policy::WriteBack && volume.state() != State::Held;
-    let has = whole && ledger.volume == volume.uuid && ends;
+    let has = whole && ledger.volume == volume.uuid() && ends;
     has.then_some(upto)
 }
 
@@ -893,7 +853,7 @@ fn has_journaled(volume: Option<&Volume>, ledger: Option<&Ledger>) -> Option<Ser
 /// the origin or the loss is accepted; so serials alone tell what became of the log of a cache
 /// device that was dead when its volumes went home.
 fn is_home(volume: &Volume, ledger: &Ledger) -> bool {
-    let since = ledger.volume == volume.uuid && ledger.generation >= volume.generation();
+    let since = ledger.volume == volume.uuid() && ledger.generation >= volume.generation();
     let lossless = ledger.compatible & LOSS_ACCEPTED == 0;
     let last = volume.epochs.back().map(|epoch| epoch.last_serial);
     let destaged = last.is_none_or(|last| last <= ledger.destaged);

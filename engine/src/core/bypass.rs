@@ -30,12 +30,11 @@ use super::Core;
 use super::checkpoint::Waiter;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
-use crate::format::ledger::PAST_LOG;
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::{CacheState, State};
 use crate::types::{Policy, RequestId, Time, VolumeId};
 use crate::volume::ledger::LedgerStep;
-use crate::volume::{Bypass, Volume};
+use crate::volume::{Bypass, LedgerWriter, Volume};
 
 /// How long a device may fail before guests stop waiting for it. Longer than the resets of a
 /// controller usually take, shorter than the patience of a guest's file system.
@@ -117,7 +116,7 @@ impl Core {
 
     /// Why a volume does without the log.
     pub(super) fn bypass_reason(&self, volume: &Volume) -> Option<&'static str> {
-        volume.bypass.reason(self.health.gone)
+        volume.bypass().reason(self.health.gone)
     }
 
     /// What a device did not give while it failed says nothing of what it has. Who reads what is
@@ -126,8 +125,8 @@ impl Core {
         for at in 0..self.volumes.len() {
             let id = VolumeId(at as u32);
             if let Some(volume) = self.find(id) {
-                volume.unread.clear();
-                self.forgive_if_read(id);
+                volume.forget_damage();
+                volume.recover_if_read();
             }
         }
     }
@@ -161,17 +160,17 @@ impl Core {
         let here = volume.is_attached() && volume.is_ready() && !volume.is_detaching();
         // What goes past the log has no replica, so a volume that relies on peers waits.
         let waits = volume.relies_on_peers();
-        if !here || waits || volume.read_only || volume.policy == Policy::Ephemeral {
+        if !here || waits || volume.is_read_only() || volume.policy == Policy::Ephemeral {
             return;
         }
         self.abort_switch(cx, id);
         let volume = self.volume(id);
         let logs = volume.policy == Policy::WriteBack && volume.state() != State::Held;
-        if !logs || volume.bypass != Bypass::None {
+        if !logs || !volume.is_with_log() {
             return;
         }
         mark(Mark::Rescue);
-        volume.bypass = Bypass::Emergency;
+        volume.enter_bypass();
         if has(Bug::AnswerBeforeRescue) {
             self.answer_log_waiters(cx, id, Ok(()));
         }
@@ -205,23 +204,22 @@ impl Core {
         if !volume.switch_waits_for_log() {
             return;
         }
-        let switch = volume.switch.take().expect("one is under way");
+        let (orders, configured) = volume.drop_switch();
         self.checkpoint.forget(Waiter::Switch(id));
-        let configured = switch.wanted == Policy::WriteBack && switch.configured;
-        for request in switch.waiters {
+        for request in orders {
             cx.out.reply(request, Err(Refusal::CacheFailed));
         }
         if !self.volume(id).policy.is_direct() {
             return;
         }
-        if self.volume(id).ledger_writer.is_none() {
+        if !self.volume(id).has_ledger() {
             let volume = self.volumes[id.0 as usize].as_ref().expect("just seen");
             let ledger_writer = self.ledger_writer_of(volume, None, false);
-            self.volume(id).ledger_writer = Some(ledger_writer);
+            self.volume(id).keep_ledger(ledger_writer);
         }
         let volume = self.volume(id);
-        let back = volume.bypass == Bypass::Bypassed || configured;
-        volume.bypass = Bypass::Release { back };
+        let back = volume.bypass() == Bypass::Bypassed || configured;
+        volume.begin_release(back);
         self.release_past_log(cx, id);
     }
 
@@ -229,11 +227,11 @@ impl Core {
     pub(super) fn pump_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let here = self.find(id).filter(|volume| !volume.is_detaching());
         let Some(volume) = here else { return };
-        let writes = volume.is_destaging() || volume.replay.is_some();
+        let writes = volume.is_destaging() || volume.is_replaying();
         let done = volume.epochs.is_empty() && !writes;
-        match volume.bypass {
+        match volume.bypass() {
             Bypass::Emergency | Bypass::Held if done => {
-                volume.bypass = Bypass::Release { back: true };
+                volume.begin_release(true);
                 self.release_past_log(cx, id);
             }
             // The ledger was busy when it was asked for.
@@ -249,39 +247,30 @@ impl Core {
             return;
         }
         assert!(!volume.is_dirty(), "the origin has what the log has");
-        let ledger_writer = volume
-            .ledger_writer
-            .as_mut()
-            .expect("claimed volumes have a ledger");
-        if ledger_writer.step.is_some() {
+        if volume.is_ledger_busy() {
             return;
         }
-        ledger_writer.ledger.dirty = false;
-        ledger_writer.ledger.go_past_log();
+        volume.written_ledger().release_past_log();
         self.write_ledger(cx, id, LedgerStep::Release);
     }
 
     /// The ledger says that the log has nothing that counts.
     pub(super) fn bypass_released(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        let Bypass::Release { back } = volume.bypass else {
-            return;
-        };
-        if volume.is_detaching() {
+        let releases = matches!(volume.bypass(), Bypass::Release { .. });
+        if !releases || volume.is_detaching() {
             return;
         }
         // Another step of the ledger has ended; ours is still to come. The device may be good by
         // now, and then nobody else looks.
-        if volume
-            .ledger_writer
-            .as_ref()
-            .is_none_or(|ledger_writer| ledger_writer.ledger.compatible & PAST_LOG == 0)
+        if !volume
+            .ledger_writer()
+            .is_some_and(LedgerWriter::is_past_log)
         {
             return self.release_past_log(cx, id);
         }
         mark(Mark::PastLog);
-        assert!(!volume.is_dirty(), "the origin has what the log had");
-        volume.bypass = if back { Bypass::Bypassed } else { Bypass::None };
+        volume.bypass_is_released();
         if volume.policy.is_direct() {
             // A checkpoint may be on its way that says otherwise.
             volume.logged_policy = volume.policy;
@@ -309,12 +298,11 @@ impl Core {
 
     fn hold(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        if volume.bypass != Bypass::Emergency {
+        if volume.bypass() != Bypass::Emergency {
             return;
         }
         mark(Mark::Held);
-        volume.bypass = Bypass::Held;
-        volume.hold(None);
+        volume.hold_in_bypass();
         let waiting = volume.take_waiting();
         for it in waiting {
             cx.out.reply(it.request, Err(Refusal::Held));
@@ -334,11 +322,11 @@ impl Core {
         assert!(!self.health.failed, "the device is good again");
         let here = self.find(id).filter(|volume| !volume.is_detaching());
         let Some(volume) = here else { return };
-        match volume.bypass {
+        match volume.bypass() {
             Bypass::None | Bypass::Release { .. } => return,
-            Bypass::Emergency => volume.bypass = Bypass::None,
+            Bypass::Emergency => volume.leave_bypass(),
             Bypass::Held => {
-                volume.bypass = Bypass::None;
+                volume.leave_bypass();
                 volume.recover();
             }
             Bypass::Bypassed => {
@@ -369,15 +357,15 @@ impl Core {
     /// A volume that joins while the device fails. One that owes something waits for the device.
     fn attach_past_log(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        let logs = volume.policy == Policy::WriteBack && volume.ledger_writer.is_some();
+        let logs = volume.policy == Policy::WriteBack && volume.has_ledger();
         // A guard of the life before is looked for by a volume that has its log.
-        let replays = volume.map.is_some() && volume.replay.is_some();
+        let replays = volume.is_mapped() && volume.is_replaying();
         if volume.policy == Policy::Ephemeral || volume.owes() || replays {
             self.checkpoint.wait(Waiter::Attach(id));
         } else if logs {
-            let switch = volume.switch.take();
-            volume.bypass = Bypass::Release { back: true };
-            for request in switch.into_iter().flat_map(|switch| switch.waiters) {
+            let (orders, _) = volume.drop_switch();
+            volume.begin_release(true);
+            for request in orders {
                 cx.out.reply(request, Err(Refusal::CacheFailed));
             }
             self.release_past_log(cx, id);

@@ -157,13 +157,13 @@ impl Core {
         let parked = self.checkpoint.waiters.iter().any(parks);
         let logged = parked && self.log.durable >= self.log.newest();
         let checkpoint = Checkpoint {
-            cache: self.cache,
+            cache: self.superblock.cache,
             boot: self.config.boot,
             sequence,
             incarnation: self.log.incarnation,
             stream_seq_next: self.log.durable.0 + 1,
             segment_seq_next: self.log.segment_seq_next().0,
-            generation_next: self.generation_next.0,
+            generation_next: self.given.generation_next().0,
             unwritten_from: self.log.unwritten_from(),
             segments_total: self.log.geometry.segments,
             volumes: self
@@ -181,7 +181,7 @@ impl Core {
         );
         let bytes = checkpoint.encode();
         debug_assert!(
-            Checkpoint::parse(&bytes, self.cache).is_ok(),
+            Checkpoint::parse(&bytes, self.superblock.cache).is_ok(),
             "what is written can be read"
         );
         (bytes, freed)
@@ -288,7 +288,7 @@ impl Core {
         running
             .doomed
             .into_iter()
-            .for_each(|map| self.free_later(map));
+            .for_each(|map| self.extents.free_later(map));
         for waiter in running.waiters {
             match waiter {
                 Waiter::Attach(volume) => self.claim(cx, volume),

@@ -26,22 +26,8 @@ use crate::adversary::{Mark, mark};
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
-use crate::types::{DestageMode, Policy, RequestId, VolumeId};
-use crate::volume::Volume;
+use crate::types::{DestageMode, RequestId, VolumeId};
 use crate::volume::ledger::LedgerStep;
-
-impl Volume {
-    /// It was attached to be committed, and has its image alone.
-    pub(super) fn may_commit(&self) -> bool {
-        self.policy == Policy::Ephemeral && self.ledger_writer.is_some()
-    }
-
-    /// Its commit is decided, and goes to an image that is not raw.
-    pub(super) fn applies_commit(&self) -> bool {
-        let decided = self.replay.as_ref().is_some_and(|it| it.plan);
-        self.is_committing() && decided && self.misfit().is_none()
-    }
-}
 
 impl Core {
     /// An administrator's order, for a volume that was attached to be committed.
@@ -67,8 +53,7 @@ impl Core {
         let volume = self.volume(id);
         // The guard of an image that is not raw is cleared first.
         let waits = volume.is_ready() && volume.is_committing();
-        let writer = volume.ledger_writer.as_ref();
-        let busy = volume.replay.is_some() || writer.is_some_and(|it| it.step.is_some());
+        let busy = volume.is_replaying() || volume.is_ledger_busy();
         if !waits || busy {
             return;
         }
@@ -79,7 +64,7 @@ impl Core {
             "nobody is served by a volume that is committed"
         );
         assert!(
-            volume.map.is_none() || volume.image.under.is_unknown(),
+            !volume.is_mapped() || volume.image_under().is_unknown(),
             "a plan changes what the overlay lies on"
         );
         if !volume.is_dirty() {
@@ -174,20 +159,6 @@ impl Core {
         volume.begin_suspend(request);
     }
 
-    /// Whether a volume may be let go of as it is: the ledger of one that writes its image says
-    /// that it is clean, which `release_if_clean` writes.
-    fn said_clean(&mut self, id: VolumeId) -> bool {
-        let volume = self.volume(id);
-        if volume.policy == Policy::Ephemeral || volume.misfit().is_some() {
-            return volume.is_ready();
-        }
-        assert!(!volume.is_dirty(), "what is let go of owes nothing");
-        match &volume.ledger_writer {
-            Some(writer) => writer.step.is_none() && !writer.failed && !writer.ledger.dirty,
-            None => volume.is_ready(),
-        }
-    }
-
     /// Goes on with that when nothing of the volume is in flight any more.
     pub(super) fn suspend_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let failed = self.health.is_failed();
@@ -196,14 +167,13 @@ impl Core {
             self.abandon_destage(id);
         }
         let volume = self.volume(id);
-        let step = volume.ledger_writer.as_ref().and_then(|it| it.step);
         // A write that has begun ends by itself, unless the device fails.
         let begun = volume.is_in_part() && !failed;
         let busy = begun
             || volume.has_requests()
             || volume.has_reads()
             || volume.is_destaging()
-            || step.is_some();
+            || volume.is_ledger_busy();
         if !volume.is_suspending() || busy {
             return;
         }
@@ -212,7 +182,7 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Dirty));
             return;
         }
-        if !self.said_clean(id) {
+        if !self.volume(id).said_clean() {
             return;
         }
         self.give_up_unfinished(id);
@@ -220,8 +190,8 @@ impl Core {
         self.stop_peers(cx, id);
         self.forget_quiesce(cx, id);
         let volume = self.volume(id);
-        volume.ledger_writer = None;
-        let map = volume.map.take();
+        volume.leave_ledger();
+        let map = volume.close_map();
         let left = volume.take_waiting().into_iter();
         let left = left.map(|waiting| waiting.request);
         let arrivals = volume.take_arrivals();

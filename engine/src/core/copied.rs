@@ -169,7 +169,7 @@ impl Core {
         if volume.policy != Policy::WriteThrough {
             return false;
         }
-        let (own, map) = (volume.layer, volume.map.expect("it allocates"));
+        let (own, map) = (volume.layer(), volume.map().expect("it allocates"));
         let file = match extent.lies {
             Lies::At { file, .. } | Lies::Packed { file, .. } => file,
             Lies::Nowhere => unreachable!("zeroes are not copied"),
@@ -201,7 +201,8 @@ impl Core {
         }
         for block in blocks {
             let whole = Span::new(block * BLOCK_SECTORS, BLOCK_SECTORS);
-            let written = self.is_being_written(id, whole) && !has(Bug::KeepCopiedUnderWrite);
+            let written =
+                self.volume(id).is_being_written(whole) && !has(Bug::KeepCopiedUnderWrite);
             if clip(span, block, block + 1) == whole && !written {
                 self.keep_copied(cx, Key { layer: own, block }, place_of(whole.sector));
             }

@@ -26,7 +26,7 @@ use super::Core;
 use super::jobs::JOB_PIECES_MAX;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal, Stat};
-use crate::format::ledger::{Ledger, Progress};
+use crate::format::ledger::Progress;
 use crate::log::Waiter;
 use crate::map::{Content, ExtentMap};
 use crate::outbox::{Cx, Pending};
@@ -40,7 +40,7 @@ use crate::volume::pace::Pace;
 use crate::volume::resend::RETRY_MS;
 use crate::volume::runs::next_run;
 use crate::volume::unread::REREAD_MS;
-use crate::volume::{Destage, Epoch, Replay};
+use crate::volume::{Destage, Epoch};
 use alloc::vec::Vec;
 
 /// Of the requests that an origin takes at once, one part of so many may go to a journal.
@@ -70,15 +70,15 @@ impl Core {
             cx.out.reply(request, Err(crate::event::Refusal::Held));
             return;
         }
-        if volume.policy.is_direct() && volume.is_ready() && !volume.read_only {
+        if volume.policy.is_direct() && volume.is_ready() && !volume.is_read_only() {
             // All of it is there; on stable media it is after a sync.
             self.sync_origin(cx, id, request);
             return;
         }
-        if let Some(group) = volume.group {
+        if let Some(group) = volume.group() {
             if self.command_group(id, request, group) {
                 for member in self.members(id) {
-                    self.read_bad_again(cx.now, member);
+                    self.volume(member).read_bad_again(cx.now);
                     self.touch(member);
                 }
             } else {
@@ -91,7 +91,7 @@ impl Core {
             return;
         }
         volume.order_destage(request, upto);
-        self.read_bad_again(cx.now, id);
+        self.volume(id).read_bad_again(cx.now);
         // One that was under way hurries from now on.
         self.touch(id);
     }
@@ -101,7 +101,7 @@ impl Core {
         if volume.is_destaging() {
             return;
         }
-        if let Some(group) = volume.group {
+        if let Some(group) = volume.group() {
             self.start_group(cx, id, group);
             return;
         }
@@ -142,7 +142,7 @@ impl Core {
     pub(super) fn is_destage_due(&mut self, now: Time, id: VolumeId) -> bool {
         let volume = self.volume(id);
         let oldest = volume.epochs.front().map_or(now, |epoch| epoch.opened);
-        let after = volume.tuning.destage_after_ms;
+        let after = volume.tuning().destage_after_ms;
         let aged = after.is_some_and(|after| now >= oldest.plus_millis(after));
         aged || self.is_room_scarce(id)
     }
@@ -152,12 +152,12 @@ impl Core {
         let gauge = self.log.gauge();
         let full = gauge.live * 10 >= gauge.capacity * 6;
         let low = self.log.is_low();
-        let dirty_extents_full = self.dirty_extents * 4 >= self.config.dirty_extents_max * 3;
+        let dirty_extents_full = self.extents.count() * 4 >= self.config.dirty_extents_max * 3;
         let share = self.share(id);
         let volume = self.volume(id);
         // A volume that is never destaged for its age stays in the log as long as there is room:
         // it gives way within its own limit, and where it has more than its share.
-        let stays = volume.tuning.destage_after_ms.is_none() && volume.charge() <= share;
+        let stays = volume.tuning().destage_after_ms.is_none() && volume.charge() <= share;
         let scarce = low || ((full || dirty_extents_full) && !stays);
         volume.flow.is_pressing() || volume.wants_room() || scarce
     }
@@ -165,7 +165,7 @@ impl Core {
     /// An overlay goes to its image as a whole. Its journal alone makes it safe, so nobody waits
     /// for the log.
     pub(super) fn destage_overlay(&mut self, id: VolumeId) {
-        let first = match self.plans(id) {
+        let first = match self.volume(id).plans() {
             true => Phase::Look,
             false => Phase::Journal,
         };
@@ -182,28 +182,20 @@ impl Core {
         let piece_bytes = self.scratch.piece_bytes();
         let cluster_bytes = self.planned_cluster(id);
         let volume = self.volume(id);
-        let ledger_writer = volume.ledger_writer.as_ref();
-        let sequence = ledger_writer.map_or(0, |it| it.ledger.sequence);
+        let sequence = volume.ledger().map_or(0, |it| it.sequence);
         let in_place = volume.effective_destage() == DestageMode::InPlace;
         let epochs = volume.epochs.len() as u64;
-        assert!(
-            volume.replay.is_none(),
-            "a pending journal is not written over"
-        );
-        assert!(
-            volume.destage.is_none(),
-            "one epoch of a volume is on its way"
-        );
         assert!(
             !volume.is_in_part() || epochs > 1,
             "a write is destaged as a whole"
         );
+        let after_ms = volume.tuning().destage_after_ms;
         let epoch = volume.epochs.front_mut().expect("the volume is dirty");
         epoch.sealed = true;
         let room = journal_room(&epoch.map, piece_bytes, cluster_bytes);
-        let pace = Pace::new(volume.tuning.destage_after_ms, epoch.map.len(), epochs);
+        let pace = Pace::new(after_ms, epoch.map.len(), epochs);
         let upto = epoch.last_serial;
-        volume.destage = Some(Destage {
+        volume.begin_destage(Destage {
             in_place,
             pace,
             ..Destage::new(phase, upto, sequence, room)
@@ -217,7 +209,7 @@ impl Core {
         loop {
             let Some(volume) = self.find(id) else { return };
             let (misfits, commits) = (volume.misfit().is_some(), volume.is_committing());
-            let Some(destage) = volume.destage.as_mut().filter(|_| !misfits) else {
+            let Some(destage) = volume.destage_if_any().filter(|_| !misfits) else {
                 return;
             };
             let (in_vain, why) = (destage.is_in_vain(), destage.why_in_vain());
@@ -235,7 +227,7 @@ impl Core {
             if stuck && self.is_damaged_still(cx.now, id) {
                 return self.refuse_for_damage(cx, id);
             }
-            let plans = self.plans(id);
+            let plans = self.volume(id).plans();
             let destage = self.phase(id);
             let goes_on = match destage.phase {
                 Phase::WaitLog { asked } => self.wait_for_log(cx, id, asked),
@@ -262,17 +254,7 @@ impl Core {
     }
 
     pub(super) fn phase(&mut self, id: VolumeId) -> &mut Destage {
-        self.volume(id)
-            .destage
-            .as_mut()
-            .expect("a destage is under way")
-    }
-
-    /// Lets a destage pass the gate that its group has reached. False if it does not stand there.
-    pub(super) fn open_gate(&mut self, id: VolumeId) -> bool {
-        let destage = self.volume(id).destage.as_mut();
-        let waits = destage.filter(|destage| destage.phase == Phase::Gate);
-        waits.map(|destage| destage.phase = Phase::Stat).is_some()
+        self.volume(id).destaging()
     }
 
     fn wait_for_log(&mut self, cx: &mut Cx<'_>, id: VolumeId, asked: bool) -> bool {
@@ -296,7 +278,7 @@ impl Core {
             return false;
         }
         self.volume(id).begin_with(upto);
-        let plans = self.plans(id);
+        let plans = self.volume(id).plans();
         let destage = self.phase(id);
         destage.phase = match destage.in_place {
             _ if plans => Phase::Look,
@@ -310,7 +292,7 @@ impl Core {
     fn start_jobs(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let piece_bytes = self.scratch.piece_bytes();
         loop {
-            let depth = self.destage_depth(cx.now, id);
+            let depth = self.volume(id).destage_depth(cx.now);
             let destage = self.phase(id);
             // Each request to the journal fills its memory.
             let depth = match destage.applying {
@@ -329,7 +311,7 @@ impl Core {
             let (cursor, again) = (destage.cursor, !destage.resend.is_empty());
             let pieces = if applying { JOB_PIECES_MAX as u64 } else { 1 };
             // What has no turn now is not put together for nothing: it tries again at each event.
-            if (!again && self.destaged_map(id).at_or_after(cursor).is_none())
+            if (!again && self.volume(id).destaged_map().at_or_after(cursor).is_none())
                 || self.is_paced(cx, id)
                 || !self.has_turn(cx.now, id)
                 || !self.has_place(cx.now, id)
@@ -342,7 +324,7 @@ impl Core {
                 }
                 continue;
             }
-            let run = next_run(self.destaged_map(id), cursor, pieces * piece_bytes);
+            let run = next_run(self.volume(id).destaged_map(), cursor, pieces * piece_bytes);
             let run = run.expect("something was there");
             let Some(cursor) = self.start_job(cx, id, run, applying) else {
                 break;
@@ -355,7 +337,7 @@ impl Core {
     /// Goes to the next phase if the jobs of this one are at their end.
     fn end_jobs(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let cursor = self.phase(id).cursor;
-        let map_end = self.destaged_map(id).at_or_after(cursor).is_none();
+        let map_end = self.volume(id).destaged_map().at_or_after(cursor).is_none();
         let now = cx.now;
         let destage = self.phase(id);
         if destage.jobs.len() > 0 {
@@ -380,28 +362,18 @@ impl Core {
 
     /// What an image that allocates plans in one step.
     pub(super) fn planned_cluster(&mut self, id: VolumeId) -> Option<u64> {
-        let plans = self.plans(id);
+        let plans = self.volume(id).plans();
         let planner = self.planner(id).filter(|_| plans);
         planner.map(|planner| planner.cluster_bytes())
-    }
-
-    /// What is being destaged.
-    pub(super) fn destaged_map(&mut self, id: VolumeId) -> &ExtentMap {
-        let volume = self.volume(id);
-        if let Some(task) = volume.destage.as_ref().and_then(|it| it.task.as_ref()) {
-            return &task.map;
-        }
-        let epoch = volume.epochs.front();
-        &epoch.expect("an epoch is being destaged").map
     }
 
     pub(super) fn begin_phase_again(&mut self, now: Time, id: VolumeId) {
         let piece_bytes = self.scratch.piece_bytes();
         let cluster_bytes = self.planned_cluster(id);
-        let room = journal_room(self.destaged_map(id), piece_bytes, cluster_bytes);
+        let room = journal_room(self.volume(id).destaged_map(), piece_bytes, cluster_bytes);
         let volume = self.volume(id);
         let commits = volume.is_committing();
-        let destage = volume.destage.as_mut().expect("a destage is under way");
+        let destage = volume.destaging();
         let ordered = commits || destage.task.is_some();
         let (damaged, full) = (!destage.bad.is_empty(), destage.full);
         // An order that is given up tells of it.
@@ -457,13 +429,8 @@ impl Core {
     /// Whether a volume may send its next request to its origin; if not, it stands in line.
     pub(super) fn has_turn(&mut self, now: Time, id: VolumeId) -> bool {
         let volume = self.volume(id);
-        let (storage, weight) = (volume.storage, volume.tuning.share.weight);
-        self.turns.join(now, id, storage, weight);
-        let may = self.turns.may(now, id);
-        if !may {
-            self.turns.enqueue(id);
-        }
-        may
+        let (storage, weight) = (volume.storage(), volume.tuning().share.weight);
+        self.turns.ask(now, id, storage, weight)
     }
 
     fn order_sync(&mut self, cx: &mut Cx<'_>, id: VolumeId, device: Device) -> bool {
@@ -505,7 +472,7 @@ impl Core {
             }
             Phase::ApplySync => {
                 // A storage that tells nothing of its images is not asked.
-                if self.volume(id).image.seen.is_unknown() || has(Bug::SkipLastLook) {
+                if self.volume(id).seen_image().is_unknown() || has(Bug::SkipLastLook) {
                     return self.finish_destage(cx, id);
                 }
                 self.phase(id).phase = Phase::Seen;
@@ -519,10 +486,7 @@ impl Core {
         let destage = self.phase(id);
         destage.phase = Phase::Finish;
         let upto = destage.upto;
-        let ledger = self.ledger(id);
-        assert!(ledger.destaged <= upto, "a destage goes forward");
-        ledger.progress = Progress::Idle;
-        ledger.destaged = upto;
+        self.volume(id).written_ledger().finish(upto);
         self.write_ledger(cx, id, LedgerStep::Finish);
     }
 
@@ -536,27 +500,21 @@ impl Core {
             return;
         }
         if let Some(image) = stat.image {
-            self.ledger(id).image = image.kept();
             let volume = self.volume(id);
-            volume.image.seen.marked = image.marked.of(volume.uuid);
+            volume.written_ledger().sees_image(&image);
+            volume.sees_mark(&image);
         }
         self.finish_destage(cx, id);
-    }
-
-    fn ledger(&mut self, id: VolumeId) -> &mut Ledger {
-        &mut self
-            .volume(id)
-            .ledger_writer
-            .as_mut()
-            .expect("write-back volumes have a ledger")
-            .ledger
     }
 
     pub(super) fn stat_done(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
         let now = cx.now;
         let is_task = self.phase(id).task.is_some();
         let prepared = is_task || self.is_prepared(id);
-        let replans = self.members(id).into_iter().any(|it| self.plans(it));
+        let replans = self
+            .members(id)
+            .into_iter()
+            .any(|it| self.volume(it).plans());
         // A volume that goes on with its image must not ask once more for what is here.
         let fits = stat.map(|stat| self.judge_image(cx, id, &stat));
         let destage = self.phase(id);
@@ -603,16 +561,16 @@ impl Core {
         destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
         let (upto, journal_sequence, journal_bytes) =
             (destage.upto, destage.journal_sequence, destage.journal_at);
-        self.note_apply(now, id, &stat);
-        self.ledger(id).progress = if journaled {
-            Progress::Apply {
+        let writer = self.volume(id).written_ledger();
+        writer.note_apply(now, &stat);
+        writer.apply(match journaled {
+            true => Progress::Apply {
                 upto,
                 journal_sequence,
                 journal_bytes,
-            }
-        } else {
-            Progress::Cut(upto)
-        };
+            },
+            false => Progress::Cut(upto),
+        });
         self.write_ledger(cx, id, LedgerStep::Begin);
     }
 
@@ -623,25 +581,10 @@ impl Core {
         destage.phase = Phase::Prepare;
         destage.apply_until = now.plus_millis(APPLY_MS_MAX / 3);
         let (in_place, upto) = (destage.in_place, destage.upto);
-        self.note_apply(now, id, stat);
-        let ledger = self.ledger(id);
-        ledger.progress = match ledger.progress {
-            // An image between two states is that until a journal has been applied.
-            Progress::Cut(before) => Progress::Cut(before.max(upto)),
-            _ if in_place && !has(Bug::CutUnsaid) => Progress::Cut(upto),
-            _ => Progress::Prepare,
-        };
+        let writer = self.volume(id).written_ledger();
+        writer.note_apply(now, stat);
+        writer.prepare(upto, in_place);
         self.write_ledger(cx, id, LedgerStep::Prepare);
-    }
-
-    /// The ledger says that a plan may write to the image. One that was under way goes on.
-    pub(super) fn destage_prepared(&mut self, id: VolumeId) {
-        let destage = self.phase(id);
-        assert!(
-            destage.phase == Phase::Prepare,
-            "the ledger was written for it"
-        );
-        destage.phase = Phase::Journal;
     }
 
     /// The ledger says that the origin may be written now.
@@ -652,16 +595,7 @@ impl Core {
             "the ledger was written for it"
         );
         if destage.plan.is_some() {
-            assert!(destage.is_idle() && destage.guarded, "the plan is written");
-            let (entries, upto) = (core::mem::take(&mut destage.planned), destage.upto);
-            let sources = destage.plan.take().map(|plan| plan.sources);
-            let is_task = destage.task.is_some();
-            let volume = self.volume(id);
-            volume.destage = None;
-            let mut replay = Replay::of_plan(entries, upto, cx.now);
-            (replay.is_task, replay.sources) = (is_task, sources.unwrap_or_default());
-            volume.replay = Some(replay);
-            return;
+            return self.volume(id).apply_plan(cx.now);
         }
         destage.phase = Phase::Apply;
         destage.applying = true;
@@ -669,20 +603,7 @@ impl Core {
 
     /// The ledger says the epoch is at the origin: its data is clean now.
     pub(super) fn destage_finished(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let volume = self.volume(id);
-        let destage = volume.destage.take().expect("a destage is under way");
-        assert!(
-            destage.phase == Phase::Finish && destage.is_idle(),
-            "a destage ends when all of it is there"
-        );
-        let epoch = volume.epochs.pop_front().expect("an epoch was destaged");
-        assert!(epoch.sealed, "what is on its way takes no writes");
-        assert_eq!(
-            epoch.last_serial, destage.upto,
-            "the epoch that was begun is the one that ends"
-        );
-        assert!(destage.upto > volume.destaged() || epoch.map.is_empty());
-        volume.reach(destage.upto);
+        let epoch = self.volume(id).end_destage();
         self.origin_reached(cx, id, alloc::vec![epoch]);
     }
 
@@ -704,9 +625,9 @@ impl Core {
         let all = volume.has_reached_all();
         if volume.state() == State::Stalled || volume.epochs.is_empty() {
             volume.recover();
-            volume.unread.clear();
+            volume.forget_damage();
         }
-        let layer = volume.layer;
+        let layer = volume.layer();
         for request in volume.take_reached_orders() {
             cx.out.reply(request, Ok(()));
         }
@@ -717,10 +638,10 @@ impl Core {
             if !has(Bug::ServeStaleBase) {
                 self.forget_destaged(layer, &epoch.map);
             }
-            self.free_later(epoch.map);
+            self.extents.free_later(epoch.map);
         }
         self.recount(id);
-        self.forgive_if_read(id);
+        self.volume(id).recover_if_read();
         self.commit_destaged(cx, id);
         self.touch(id);
     }

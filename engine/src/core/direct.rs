@@ -20,9 +20,11 @@ use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
 use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
+use crate::slab::Slab;
 use crate::types::{
     BLOCK_BYTES, BLOCK_SECTORS, Policy, RequestId, SECTOR_BYTES, Span, Time, VolumeId,
 };
+use alloc::vec::Vec;
 
 /// Blocks of the largest write that goes to the tier; larger ones are streams, which nobody reads
 /// back soon.
@@ -45,6 +47,47 @@ pub struct DirectIo {
 impl DirectIo {
     pub fn volume(&self) -> VolumeId {
         self.volume
+    }
+}
+
+/// What goes past the log: requests of guests, and the volumes with some that allocate.
+#[derive(Default)]
+pub(super) struct Direct {
+    ios: Slab<DirectIo>,
+    /// Volumes with direct writes that allocate.
+    allocating: Vec<VolumeId>,
+}
+
+impl Direct {
+    fn begin(&mut self, io: DirectIo) -> u32 {
+        assert!(io.failed.is_none(), "it has just begun");
+        self.ios.insert(io)
+    }
+
+    pub(super) fn get(&mut self, call: u32) -> &mut DirectIo {
+        self.ios.get(call)
+    }
+
+    fn end(&mut self, call: u32) -> DirectIo {
+        let io = self.ios.take(call);
+        assert!(io.waits == 0, "nothing of it is in flight");
+        io
+    }
+
+    /// Something of a volume waits for a place in its image.
+    pub(super) fn allocates(&mut self, id: VolumeId) {
+        if !self.allocating.contains(&id) {
+            self.allocating.push(id);
+        }
+    }
+
+    pub(super) fn is_allocating(&self) -> bool {
+        !self.allocating.is_empty()
+    }
+
+    /// They are looked at now; those that are not at their end are named again.
+    pub(super) fn take_allocating(&mut self) -> Vec<VolumeId> {
+        core::mem::take(&mut self.allocating)
     }
 }
 
@@ -74,7 +117,7 @@ impl Core {
         let bytes = span.sectors * SECTOR_BYTES;
         let volume = self.volume(who.0);
         let cached = volume.policy == Policy::WriteThrough;
-        let layer = cached.then_some(volume.layer);
+        let layer = cached.then_some(volume.layer());
         let kind = Kind::Write {
             span,
             source,
@@ -93,7 +136,7 @@ impl Core {
         };
         let requests = places.len() as u32;
         assert!(requests > 0, "a write has sectors");
-        self.direct_ios.get(call).waits = requests;
+        self.direct.get(call).waits = requests;
         let volume = self.volume(who.0);
         volume.requests_begin(requests - 1);
         volume.counters.origin.writes += u64::from(requests);
@@ -148,22 +191,22 @@ impl Core {
             "the origin is written past the log only while the log holds nothing newer"
         );
         let cached = volume.policy == Policy::WriteThrough;
-        let in_turn = (cached || volume.map.is_some()) && !has(Bug::WriteSideBySide);
+        let in_turn = (cached || volume.is_mapped()) && !has(Bug::WriteSideBySide);
         if in_turn && volume.writes_directly_to(span) {
             mark(Mark::OverlapWaits);
             return None;
         }
-        let layer = volume.layer;
+        let layer = volume.layer();
         volume.request_begins();
         let call = DirectIo {
             volume: id,
             request,
             kind,
-            sync_after: fua || !volume.tuning.write_cache,
+            sync_after: fua || !volume.tuning().write_cache,
             waits: 1,
             failed: None,
         };
-        let call = self.direct_ios.insert(call);
+        let call = self.direct.begin(call);
         self.volume(id).direct_begins(call, span);
         if cached && !has(Bug::KeepOverwritten) {
             let (first, end) = blocks_of(span);
@@ -176,7 +219,7 @@ impl Core {
         let volume = self.volume(id);
         volume.request_begins();
         volume.counters.origin.syncs += 1;
-        let call = self.direct_ios.insert(DirectIo {
+        let call = self.direct.begin(DirectIo {
             volume: id,
             request,
             kind: Kind::Sync,
@@ -196,7 +239,7 @@ impl Core {
         result: Result<(), IoError>,
         started: Time,
     ) {
-        let call = self.direct_ios.get(at);
+        let call = self.direct.get(at);
         let id = call.volume;
         call.waits -= 1;
         call.failed = call.failed.or(result.err());
@@ -206,7 +249,7 @@ impl Core {
         if left > 0 {
             return;
         }
-        let call = self.direct_ios.take(at);
+        let call = self.direct.end(at);
         let volume = self.volume(id);
         volume.direct_ends(at);
         volume.counters.origin.latency.add_ns(cx.now.since(started));
@@ -223,9 +266,9 @@ impl Core {
                     layer: Some(layer),
                 },
                 Ok(()),
-            ) if layer == volume.layer => self.keep_written(cx, layer, span, source),
+            ) if layer == volume.layer() => self.keep_written(cx, layer, span, source),
             (Kind::Sync, Err(_)) if !has(Bug::BelieveAfterFailedSync) => {
-                volume.allocator.doubt();
+                volume.allocator_mut().doubt();
                 self.renew_layer(id);
             }
             _ => {}
@@ -257,13 +300,6 @@ impl Core {
             cx.memory.copy(from, RamTier::place(slot), BLOCK_BYTES);
             self.ram.publish(slot);
         }
-    }
-
-    /// Whether the blocks of a range are being written past the log: then nobody may fill them.
-    pub(super) fn is_being_written(&mut self, id: VolumeId, span: Span) -> bool {
-        let (first, end) = blocks_of(span);
-        let whole = Span::new(first * BLOCK_SECTORS, (end - first) * BLOCK_SECTORS);
-        self.volume(id).writes_directly_to(whole) && !has(Bug::FillUnderWrite)
     }
 }
 

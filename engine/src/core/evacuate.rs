@@ -134,7 +134,7 @@ impl Core {
         let place = self.scratch.piece(evacuation.piece);
         let mut bytes = alloc::vec![0; self.scratch.piece_bytes() as usize];
         cx.memory.load(place, &mut bytes);
-        match Footer::parse(&bytes, self.log.geometry, self.cache) {
+        match Footer::parse(&bytes, self.log.geometry, self.superblock.cache) {
             Ok(footer) if ok => {
                 evacuation.entries = footer.entries;
                 if !has(Bug::MoveZeroesOldestFirst) {
@@ -314,7 +314,7 @@ impl Core {
         let volume = self.volumes[entry.volume.0 as usize]
             .as_mut()
             .expect("checked by the caller");
-        let quota_owner = volume.quota_owner;
+        let quota_owner = volume.quota_owner();
         for (at, part, _) in live_parts(volume, entry.serial, span, old) {
             let epoch = &mut volume.epochs[at];
             let content = new.advance(part.sector - span.sector);
@@ -333,7 +333,7 @@ impl Core {
             );
             epoch.charge = epoch.charge.strict_add_signed(charge);
             let grown = epoch.map.len() as i64 - extents;
-            self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
+            self.extents.grow(grown);
         }
         self.recount(entry.volume);
     }
@@ -349,7 +349,7 @@ impl Core {
         self.scratch.free_piece(evacuation.piece);
         self.log.unpin(evacuation.segment);
         // What could not be moved would be chosen again at once.
-        let left = self.log.live_of(evacuation.segment) > 0 && self.deferred_free.is_empty();
+        let left = self.log.live_of(evacuation.segment) > 0 && self.extents.is_swept();
         if evacuation.damaged || left {
             let until = now.plus_millis(STUCK_MS);
             self.log.mark_stuck(evacuation.segment, until);

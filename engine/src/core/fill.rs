@@ -51,7 +51,7 @@ pub struct Fill {
     waiters: Vec<(u32, Span)>,
     begun: Time,
     /// Its origin did not give it, and is asked again.
-    held: bool,
+    pub(super) held: bool,
 }
 
 impl Fill {
@@ -119,9 +119,9 @@ impl Core {
         layer: Layer,
         blocks: Range<u64>,
     ) {
-        let volume = self.reads.get(read).volume;
+        let volume = self.reading.read(read).volume;
         if self.volume(volume).is_unreadable() {
-            self.reads.get(read).waits += 1;
+            self.reading.read(read).waits += 1;
             return self.hold_read(read, wanted);
         }
         match self.locate_blocks(read, &blocks) {
@@ -154,7 +154,7 @@ impl Core {
         blocks: Range<u64>,
         extents: Vec<Extent>,
     ) {
-        let source = Source::Origin(self.reads.get(read).volume);
+        let source = Source::Origin(self.reading.read(read).volume);
         let mut rest = extents;
         let mut block = blocks.start;
         while block < blocks.end {
@@ -192,16 +192,16 @@ impl Core {
         block: u64,
         extents: &[Extent],
     ) -> Option<Layer> {
-        let op = self.reads.get(read);
+        let op = self.reading.read(read);
         let (id, guests) = (op.volume, op.is_guests());
-        let below = is_base(layer) && layer != self.volume(id).layer;
+        let below = is_base(layer) && layer != self.volume(id).layer();
         if !guests || below {
             return None;
         }
         let span = Span::new(block * BLOCK_SECTORS, BLOCK_SECTORS);
         let volume = self.volume(id);
         let whole = span.end() <= volume.sectors() || has(Bug::CutAtVolume);
-        let map = volume.map.filter(|_| whole)?;
+        let map = volume.map().filter(|_| whole)?;
         let file = origin::owner_below(span, extents)?;
         let names = self.maps.get(map).layers();
         let name = *names.get(usize::from(file.0) - 1)?;
@@ -210,7 +210,7 @@ impl Core {
 
     /// Where blocks lie, as far as their volume goes.
     fn locate_blocks(&mut self, read: u32, blocks: &Range<u64>) -> Resolved {
-        let op = self.reads.get(read);
+        let op = self.reading.read(read);
         let (id, guests) = (op.volume, op.is_guests());
         let mut end = blocks.end * BLOCK_SECTORS;
         if guests {
@@ -242,10 +242,10 @@ impl Core {
             .saturating_sub(u64::from(packed.skip) / SECTOR_BYTES);
         let cluster = start / BLOCK_SECTORS
             ..(start + u64::from(packed.cluster_bytes) / SECTOR_BYTES).div_ceil(BLOCK_SECTORS);
-        let volume = self.reads.get(read).volume;
+        let volume = self.reading.read(read).volume;
         let sectors = self.volume(volume).sectors();
         // A block that is kept for others is all in the volume.
-        let last = match is_base(layer) && layer != self.volume(volume).layer {
+        let last = match is_base(layer) && layer != self.volume(volume).layer() {
             true => sectors / BLOCK_SECTORS,
             false => sectors.div_ceil(BLOCK_SECTORS),
         };
@@ -285,7 +285,7 @@ impl Core {
     ) {
         match self.reserve_fill(cx.now, source, layer, blocks) {
             Some(fill) => {
-                self.fills.get(fill).extents = extents;
+                self.reading.fill(fill).extents = extents;
                 self.join_fill(read, fill, wanted);
                 self.issue(cx, fill);
             }
@@ -310,8 +310,8 @@ impl Core {
 
     /// A read waits for a part of a fill.
     pub(super) fn join_fill(&mut self, read: u32, fill: u32, part: Span) {
-        self.fills.get(fill).waiters.push((read, part));
-        self.reads.get(read).waits += 1;
+        self.reading.fill(fill).waiters.push((read, part));
+        self.reading.read(read).waits += 1;
     }
 
     fn device_source(&mut self, base: u32, again: bool) -> Source {
@@ -331,7 +331,7 @@ impl Core {
         layer: Layer,
         blocks: Range<u64>,
     ) -> Option<u32> {
-        let fill = self.fills.insert(Fill {
+        let fill = self.reading.begin_fill(Fill {
             source,
             layer,
             first_block: blocks.start,
@@ -346,9 +346,9 @@ impl Core {
         });
         for block in blocks {
             match self.ram.reserve(Key { layer, block }, fill) {
-                Some(slot) => self.fills.get(fill).slots.push(slot),
+                Some(slot) => self.reading.fill(fill).slots.push(slot),
                 None => {
-                    let fill = self.fills.take(fill);
+                    let fill = self.reading.end_fill(fill);
                     self.abandon(fill);
                     return None;
                 }
@@ -365,14 +365,14 @@ impl Core {
     }
 
     fn issue(&mut self, cx: &mut Cx<'_>, id: u32) {
-        match self.fills.get(id).source {
+        match self.reading.fill(id).source {
             Source::Origin(_) => self.issue_fill(cx, id),
             Source::Device { base, .. } => self.issue_line_read(cx, id, base),
         }
     }
 
     fn issue_line_read(&mut self, cx: &mut Cx<'_>, id: u32, base: u32) {
-        let fill = self.fills.get(id);
+        let fill = self.reading.fill(id);
         let slice = |&slot: &u32| Slice {
             place: RamTier::place(slot),
             bytes: BLOCK_BYTES,
@@ -381,7 +381,7 @@ impl Core {
         let asker = fill.waiters.first().map(|(read, _)| *read);
         let bytes = slices.len() as u64 * BLOCK_BYTES;
         if let Some(read) = asker {
-            let volume = self.reads.get(read).volume;
+            let volume = self.reading.read(read).volume;
             self.volume(volume).counters.ssd_read_bytes += bytes;
         }
         self.lines.count_read(bytes);
@@ -393,7 +393,7 @@ impl Core {
 
     /// Blocks came from the device. What is wrong twice is forgotten and asked of the origin.
     pub(super) fn line_read(&mut self, cx: &mut Cx<'_>, id: u32, ok: bool) {
-        let fill = self.fills.get(id);
+        let fill = self.reading.fill(id);
         let (layer, first) = (fill.layer, fill.first_block);
         let Source::Device {
             base,
@@ -415,7 +415,7 @@ impl Core {
             .map(|(at, _)| first + at as u64)
             .collect();
         if !bad.is_empty() && !tried {
-            self.fills.get(id).source = Source::Device {
+            self.reading.fill(id).source = Source::Device {
                 base,
                 segment,
                 tried: true,
@@ -426,7 +426,7 @@ impl Core {
         }
         if bad.is_empty() {
             self.log.unpin(segment);
-            let fill = self.fills.take(id);
+            let fill = self.reading.end_fill(id);
             if !fill.waiters.is_empty() {
                 let blocks = first..first + fill.slots.len() as u64;
                 blocks.for_each(|block| self.lines.hit(Key { layer, block }));
@@ -441,7 +441,7 @@ impl Core {
             mark(Mark::BadLine);
             self.lines.drop_bad(Key { layer, block }, !ok);
         }
-        let mut fill = self.fills.take(id);
+        let mut fill = self.reading.end_fill(id);
         for (read, part) in core::mem::take(&mut fill.waiters) {
             self.read_anew(read, part);
         }
@@ -451,27 +451,27 @@ impl Core {
     /// Asks again for what origins did not give. Of an image that does not fit nothing is asked;
     /// who lets go of the volume does not wait for it.
     pub(super) fn retry_held_reads(&mut self, cx: &mut Cx<'_>) {
-        for id in core::mem::take(&mut self.held_fills) {
-            let Source::Origin(source) = self.fills.get(id).source else {
+        for id in self.reading.take_held_fills() {
+            let Source::Origin(source) = self.reading.fill(id).source else {
                 unreachable!("only such fills are held");
             };
             match self.fate_of_held(source) {
                 Held::Asks => self.issue_fill(cx, id),
-                Held::Waits => self.held_fills.push(id),
+                Held::Waits => self.reading.hold_fill_again(id),
                 Held::Ends => {
-                    let fill = self.fills.take(id);
+                    let fill = self.reading.end_fill(id);
                     self.volume(source).held_read_ends(fill.held);
                     self.hand_out(cx, fill, false);
                 }
             }
         }
-        for (read, part) in core::mem::take(&mut self.held_reads) {
-            let volume = self.reads.get(read).volume;
+        for (read, part) in self.reading.take_held_reads() {
+            let volume = self.reading.read(read).volume;
             match self.fate_of_held(volume) {
                 Held::Asks => self.read_part_again(cx, read, part),
-                Held::Waits => self.held_reads.push((read, part)),
+                Held::Waits => self.reading.hold_read_again(read, part),
                 Held::Ends => {
-                    self.reads.get(read).result = Err(Refusal::Io);
+                    self.reading.read(read).result = Err(Refusal::Io);
                     self.part_of_read_ended(cx, read);
                 }
             }
@@ -488,15 +488,13 @@ impl Core {
     }
 
     fn hold_fill(&mut self, source: VolumeId, id: u32) {
-        self.held_fills.push(id);
-        let first = !core::mem::replace(&mut self.fills.get(id).held, true);
-        if first {
+        if self.reading.hold_fill(id) {
             self.volume(source).read_is_held();
         }
     }
 
     pub(super) fn issue_fill(&mut self, cx: &mut Cx<'_>, id: u32) {
-        let fill = self.fills.get(id);
+        let fill = self.reading.fill(id);
         let Source::Origin(volume) = fill.source else {
             unreachable!("only such fills read the origin");
         };
@@ -530,7 +528,7 @@ impl Core {
             let pending = Pending::Fill { fill: id };
             self.ask_origin(cx, volume, extent.lies, slices, pending);
         }
-        let fill = self.fills.get(id);
+        let fill = self.reading.fill(id);
         fill.extents = extents;
         fill.asked = asked;
         if asked == 0 {
@@ -545,7 +543,7 @@ impl Core {
         result: Result<(), IoError>,
         started: Time,
     ) {
-        let Source::Origin(source) = self.fills.get(id).source else {
+        let Source::Origin(source) = self.reading.fill(id).source else {
             unreachable!("only such fills read the origin");
         };
         let volume = self.volume(source);
@@ -553,7 +551,7 @@ impl Core {
         volume.counters.origin.latency.add_ns(cx.now.since(started));
         volume.origin_answered(cx.now, result);
         let again = volume.may_read_again(result);
-        let fill = self.fills.get(id);
+        let fill = self.reading.fill(id);
         fill.asked -= 1;
         fill.failed |= result.is_err();
         fill.damaged |= !again;
@@ -565,16 +563,16 @@ impl Core {
 
     /// The origin has answered all that a fill asked of it.
     fn fill_over(&mut self, cx: &mut Cx<'_>, id: u32) {
-        let fill = self.fills.get(id);
+        let fill = self.reading.fill(id);
         let Source::Origin(source) = fill.source else {
             unreachable!("only such fills read the origin");
         };
         let (failed, damaged, begun) = (fill.failed, fill.damaged, fill.begun);
-        if failed && !damaged && self.may_hold(source, begun, cx.now) {
+        if failed && !damaged && self.volume(source).may_hold(begun, cx.now) {
             mark(Mark::FillHeld);
             return self.hold_fill(source, id);
         }
-        let fill = self.fills.take(id);
+        let fill = self.reading.end_fill(id);
         self.volume(source).held_read_ends(fill.held);
         self.hand_out(cx, fill, !failed);
     }
@@ -583,7 +581,7 @@ impl Core {
     /// device.
     fn hand_out(&mut self, cx: &mut Cx<'_>, fill: Fill, ok: bool) {
         for (read, part) in &fill.waiters {
-            let op = self.reads.get(*read);
+            let op = self.reading.read(*read);
             let (asker, guests) = (op.volume, op.is_guests());
             let origin = fill.origin();
             if !ok && origin.is_some_and(|origin| origin != asker) {
@@ -615,7 +613,7 @@ impl Core {
         };
         let first_time = match fill.source {
             Source::Origin(volume) if !is_base(fill.layer) => {
-                self.volume(volume).tuning.admission == Admission::All
+                self.volume(volume).tuning().admission == Admission::All
             }
             Source::Origin(_) | Source::Device { .. } => true,
         };
@@ -639,13 +637,6 @@ impl Core {
         for (read, _) in fill.waiters {
             self.part_of_read_ended(cx, read);
         }
-    }
-
-    /// Whether a read that its origin did not give waits for another try.
-    pub(super) fn may_hold(&mut self, id: VolumeId, begun: Time, now: Time) -> bool {
-        let volume = self.volume(id);
-        let limit = volume.tuning.origin_timeout_ms;
-        !volume.is_detaching() && limit.is_none_or(|limit| now < begun.plus_millis(limit))
     }
 }
 

@@ -44,7 +44,7 @@ pub struct Group {
 impl Volume {
     /// Counts as a member of its group.
     fn is_member(&self, group: usize) -> bool {
-        self.group == Some(group) && !self.is_detaching()
+        self.group() == Some(group) && !self.is_detaching()
     }
 }
 
@@ -52,17 +52,15 @@ impl Core {
     /// A volume joins its group as it is attached. What it has already is of the first cut. One
     /// that is still on its way to write-back is a member already.
     pub(super) fn join_group(&mut self, volume: &mut Volume, name: &str, wanted: Policy) {
-        let owned = wanted == Policy::WriteBack && !volume.read_only;
+        let owned = wanted == Policy::WriteBack && !volume.is_read_only();
         if name.is_empty() || !owned {
-            (volume.group, volume.cut) = (None, 0);
-            return;
+            return volume.stands_alone();
         }
         let at = self.groups.iter().position(|group| group.name == name);
         let at = at.unwrap_or_else(|| self.new_group(name));
         let group = &mut self.groups[at];
-        group.wanted = group.wanted.max(volume.tuning.group_members);
-        assert!(group.open > 0, "cut 0 is of what was recovered");
-        (volume.group, volume.cut) = (Some(at), group.open);
+        group.wanted = group.wanted.max(volume.tuning().group_members);
+        volume.join_group(at, group.open);
         // Those that a pending journal has are at the origin before any other is.
         let journaled = volume.journaled_epochs();
         self.merge_epochs(volume, journaled, Serial(u64::MAX));
@@ -74,8 +72,8 @@ impl Core {
     /// The volumes that are named with a group have become more or fewer.
     pub(super) fn count_group(&mut self, id: VolumeId) {
         let volume = self.volume(id);
-        let members = volume.tuning.group_members;
-        if let Some(group) = volume.group {
+        let members = volume.tuning().group_members;
+        if let Some(group) = volume.group() {
             self.groups[group].wanted = members;
         }
     }
@@ -88,7 +86,7 @@ impl Core {
             open: 1,
             waiters: Vec::new(),
         };
-        let used = |at: usize| self.volumes.iter().flatten().any(|v| v.group == Some(at));
+        let used = |at: usize| self.volumes.iter().flatten().any(|v| v.group() == Some(at));
         match (0..self.groups.len()).find(|at| !used(*at)) {
             Some(at) => {
                 self.groups[at] = group;
@@ -127,8 +125,7 @@ impl Core {
             (oldest.number, oldest.last_serial) = (newer.number, newer.last_serial);
             oldest.last_seq = oldest.last_seq.max(newer.last_seq);
             oldest.writes += newer.writes;
-            self.dirty_extents += oldest.map.len();
-            self.dirty_extents -= extents + newer.map.len();
+            self.extents.merged(&newer.map, extents, oldest.map.len());
             while let Some(piece) = newer.map.pop() {
                 self.log.account(QuotaOwner::NONE, Change::Removed(piece));
             }
@@ -139,12 +136,12 @@ impl Core {
     /// The members of the group of a volume, itself included; it alone if it has none.
     pub(super) fn members(&self, id: VolumeId) -> Vec<VolumeId> {
         let volume = self.volumes[id.0 as usize].as_ref();
-        match volume.and_then(|volume| volume.group) {
+        match volume.and_then(|volume| volume.group()) {
             None => alloc::vec![id],
             Some(group) => {
                 let all = self.volumes.iter().flatten();
                 all.filter(|it| it.is_member(group))
-                    .map(|it| it.id)
+                    .map(|it| it.id())
                     .collect()
             }
         }
@@ -165,7 +162,7 @@ impl Core {
                 epoch.sealed = true;
             }
         }
-        if let Some(group) = self.volume(id).group {
+        if let Some(group) = self.volume(id).group() {
             let group = &mut self.groups[group];
             mark(Mark::CutOfGroup);
             group.open += 1;
@@ -182,7 +179,7 @@ impl Core {
     pub(super) fn is_between(&self, members: &[VolumeId]) -> bool {
         let volumes = self.volumes.iter().flatten();
         volumes
-            .filter(|volume| members.contains(&volume.id))
+            .filter(|volume| members.contains(&volume.id()))
             .any(|volume| volume.is_in_part())
     }
 
@@ -238,10 +235,10 @@ impl Core {
 
     /// Whether all members have prepared their part of the cut that is on its way.
     pub(super) fn is_prepared(&self, id: VolumeId) -> bool {
-        let early = |volume: &Volume| volume.destage.as_ref().is_some_and(|it| it.is_preparing());
+        let early = |volume: &Volume| volume.destage().is_some_and(|it| it.is_preparing());
         let members = self.members(id);
         let mut volumes = self.volumes.iter().flatten();
-        !volumes.any(|volume| members.contains(&volume.id) && early(volume))
+        !volumes.any(|volume| members.contains(&volume.id()) && early(volume))
     }
 
     /// Whether all members of a cut have prepared theirs; then they all go on.
@@ -253,11 +250,11 @@ impl Core {
             return false;
         }
         for member in self.members(id) {
-            if member != id && self.open_gate(member) {
+            if member != id && self.volume(member).open_gate() {
                 self.touch(member);
             }
         }
-        self.open_gate(id)
+        self.volume(id).open_gate()
     }
 
     /// An order to destage one member is for all: what they have now. False if all of it is there.
@@ -282,7 +279,7 @@ impl Core {
 
     /// The newest cut that something is dirty of; the one before the open cut if nothing is.
     pub(super) fn newest_cut(&mut self, id: VolumeId) -> u64 {
-        let Some(group) = self.volume(id).group else {
+        let Some(group) = self.volume(id).group() else {
             return 0;
         };
         let members = self.members(id);
@@ -296,7 +293,7 @@ impl Core {
 
     /// A member has destaged something, or is gone.
     pub(super) fn group_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let Some(group) = self.volume(id).group else {
+        let Some(group) = self.volume(id).group() else {
             return;
         };
         let members = self.members(id);
@@ -316,7 +313,7 @@ impl Core {
 
     /// The oldest cut of a group cannot be brought to its origins.
     pub(super) fn refuse_group(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
-        if let Some(group) = self.volume(id).group {
+        if let Some(group) = self.volume(id).group() {
             for (_, request, _) in core::mem::take(&mut self.groups[group].waiters) {
                 cx.out.reply(request, Err(refusal));
             }
@@ -325,7 +322,7 @@ impl Core {
 
     /// A volume goes: its group is of the others, who may have waited for it.
     pub(super) fn leave_group(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let Some(group) = self.volume(id).group.take() else {
+        let Some(group) = self.volume(id).leave_group() else {
             return;
         };
         self.groups[group].wanted = self.groups[group].wanted.saturating_sub(1);
@@ -337,18 +334,18 @@ impl Core {
         }
         let others = self.volumes.iter().flatten();
         for other in others.filter(|it| it.is_member(group)) {
-            self.touched.volume(other.id);
+            self.touched.volume(other.id());
         }
     }
 
     pub(super) fn group_name(&self, volume: &Volume) -> String {
-        let group = volume.group.map(|at| self.groups[at].name.clone());
+        let group = volume.group().map(|at| self.groups[at].name.clone());
         group.unwrap_or_default()
     }
 
     /// Whether members of a volume's group are missing, and whether any is destaged in place.
     pub(super) fn group_state(&self, volume: &Volume) -> (bool, bool) {
-        let Some(group) = volume.group else {
+        let Some(group) = volume.group() else {
             return (false, false);
         };
         let all = self.volumes.iter().flatten();

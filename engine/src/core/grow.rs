@@ -19,7 +19,7 @@
 //! ([`Planner`](crate::origin::Planner)).
 
 use super::Core;
-use crate::adversary::{Bug, Mark, has, mark};
+use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::memory::Slice;
 use crate::origin::Errand;
@@ -37,8 +37,8 @@ impl Core {
     /// Why an image that allocates cannot become so large.
     pub(super) fn growth_refusal(&mut self, id: VolumeId, new_bytes: u64) -> Option<Refusal> {
         let volume = self.volume(id);
-        volume.map?;
-        let plans = self.plans(id);
+        volume.map()?;
+        let plans = self.volume(id).plans();
         match self.planner(id).map(|it| it.growth(new_bytes)) {
             None => Some(Refusal::Policy),
             _ if !plans => Some(Refusal::Policy),
@@ -51,18 +51,15 @@ impl Core {
     pub(super) fn grow_image(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         let goes = volume.goes();
-        let resize = volume.resize.as_ref().expect("checked by the caller");
-        let rests = matches!(resize.step, Step::Wait | Step::Room) && cx.now >= resize.retry_at;
-        if goes || !rests || volume.is_between_states() {
+        let due = volume.resize_that_waits();
+        let due = due.filter(|resize| cx.now >= resize.retry_at);
+        let Some(resize) = due.filter(|_| !goes && !volume.is_between_states()) else {
             return;
-        }
+        };
         if !resize.has_room && !has(Bug::SizeBeforeRoom) {
             return self.make_room(id);
         }
-        let writer = volume.ledger_writer.as_mut();
-        let writer = writer.expect("written images have a ledger");
-        if writer.ledger.image.mtime_ns != 0 {
-            writer.ledger.image = writer.ledger.image.written();
+        if volume.written_ledger().image_is_written() {
             return self.write_ledger(cx, id, LedgerStep::Resize);
         }
         let Some(piece) = self.scratch.take_piece() else {
@@ -75,11 +72,11 @@ impl Core {
 
     /// A plan for the room, or for a part of what goes.
     fn make_room(&mut self, id: VolumeId) {
-        let (old, new) = (self.volume(id).size_bytes, self.resizing(id).new_bytes);
+        let (old, new) = (self.volume(id).size_bytes(), self.resizing(id).new_bytes);
         let task = match new < old {
             true => {
                 // What is kept of the end does not outlive it, however this ends.
-                let layer = self.volume(id).layer;
+                let layer = self.volume(id).layer();
                 let first = new.div_ceil(BLOCK_BYTES);
                 self.forget_blocks(layer, first, old.div_ceil(BLOCK_BYTES) - first);
                 self.cut_next(id)
@@ -108,25 +105,6 @@ impl Core {
         let span = Span::new(first / SECTOR_BYTES, (end - first) / SECTOR_BYTES);
         resize.cut_next = first;
         Task::new(Errand::Cut, &[span])
-    }
-
-    /// The plan is at the image.
-    pub(super) fn room_made(&mut self, id: VolumeId) {
-        let resize = self.resizing(id);
-        assert!(resize.step == Step::Room, "it has waited for that");
-        let shrinks = resize.new_bytes < resize.old_bytes;
-        assert!(
-            resize.cut_next <= resize.cut_end,
-            "an end goes from its end on"
-        );
-        match shrinks {
-            true => {
-                resize.cut_end = resize.cut_next;
-                mark(Mark::EndCut);
-            }
-            false => mark(Mark::RoomMade),
-        }
-        resize.has_room = !shrinks || resize.cut_end == resize.new_bytes;
     }
 
     fn send_size(&mut self, cx: &mut Cx<'_>, id: VolumeId, op: Op) {

@@ -17,47 +17,17 @@ use super::replay::FOREIGN_MS;
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Stat};
 use crate::format::ledger::Progress;
-use crate::image::Mark;
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending, PlanIo, ReplayIo};
-use crate::snapshot::WrittenSnapshot;
-use crate::types::{Policy, SECTOR_BYTES, Serial, Time, VolumeId};
+use crate::types::{SECTOR_BYTES, Serial, Time, VolumeId};
+use crate::volume::Replay;
 use crate::volume::destage::Phase;
 use crate::volume::ledger::LedgerStep;
 use crate::volume::replay::Step;
 use crate::volume::resend::RETRY_MS;
-use crate::volume::{Replay, Volume};
 
 const FOREIGN: &str = "the file does not begin with the header of its image any more; restore it, \
                        and destage goes on";
-
-impl Volume {
-    /// What an image says that has all writes of the volume up to this one.
-    pub(super) fn mark(&self, serial: Serial) -> Mark {
-        Mark {
-            volume: self.uuid,
-            generation: self.generation(),
-            serial,
-        }
-    }
-
-    /// What is to be shown of an image that it writes.
-    pub(super) fn written(&self) -> Option<WrittenSnapshot> {
-        let writes = self.policy != Policy::Ephemeral && !self.read_only;
-        self.map.filter(|_| writes)?;
-        let destage = self.destage.as_ref();
-        let replay = self.replay.as_ref();
-        let ledger = self.ledger_writer.as_ref().map(|it| &it.ledger);
-        Some(WrittenSnapshot {
-            guarded: destage.is_some_and(|it| it.guarded)
-                || replay.is_some_and(|it| it.reached || it.upto > Serial(0)),
-            journal_bytes: match ledger.map(|it| it.progress) {
-                Some(Progress::Apply { journal_bytes, .. }) => journal_bytes,
-                _ => 0,
-            },
-        })
-    }
-}
 
 impl Core {
     /// Reads the first sector of the file, to write it with the guard set.
@@ -142,21 +112,10 @@ impl Core {
         replay.step = Step::Reached;
         let upto = replay.upto;
         let stat = replay.stat.expect("the image was looked at");
-        self.note_apply(cx.now, id, &stat);
-        let ledger_writer = self.volume(id).ledger_writer.as_mut();
-        let ledger = &mut ledger_writer.expect("written images have a ledger").ledger;
-        ledger.reach(upto, Progress::Prepare);
+        let writer = self.volume(id).written_ledger();
+        writer.note_apply(cx.now, &stat);
+        writer.reach(upto, Progress::Prepare);
         self.write_ledger(cx, id, LedgerStep::Reached);
-    }
-
-    /// The ledger says that nothing needs the journal any more.
-    pub(super) fn replay_reached(&mut self, id: VolumeId) {
-        let replay = self.volume(id).replay();
-        assert!(
-            replay.step == Step::Reached,
-            "the ledger was written for it"
-        );
-        (replay.step, replay.reached) = (Step::Header, true);
     }
 
     pub(super) fn read_header(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
@@ -230,8 +189,7 @@ impl Core {
         let set = cleared != sector;
         let volume = self.volume(id);
         volume.replay().header.clone_from(&cleared);
-        let ledger_writer = volume.ledger_writer.as_ref();
-        let ledger = &ledger_writer.expect("written images have a ledger").ledger;
+        let ledger = volume.written_ledger().ledger();
         let idle = matches!(ledger.progress, Progress::Idle | Progress::Cut(_));
         let destaged = ledger.destaged;
         let replay = volume.replay();
@@ -278,8 +236,8 @@ impl Core {
 
     /// A guard was looked for, and there was none.
     fn end_guard(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let replay = self.volume(id).replay.take();
-        self.image_written(id, &replay.expect("it is under way"));
+        let replay = self.volume(id).end_guard();
+        self.image_written(id, &replay);
         self.resume_behind_replay(cx, id);
     }
 

@@ -14,15 +14,12 @@
 //! Deliberately absent: what the image is compared by ([`crate::image`]).
 
 use super::Core;
-use super::layers::is_base;
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose, Refusal, Stat};
 use crate::format::ledger::{Ledger, Progress};
 use crate::image::{Finding, Image, Marked, Named, compare};
 use crate::outbox::{Cx, Pending};
-use crate::ram::Layer;
 use crate::types::{RequestId, SECTOR_BYTES, VolumeId};
-use crate::volume::Destage;
 
 /// Whether an image is the one that the ledger saw last.
 pub fn of_ledger(ledger: &Ledger, image: &Image) -> Finding {
@@ -75,8 +72,7 @@ impl Core {
             cx.out.reply(request, Ok(()));
             return;
         }
-        volume.image.waiters.push(request);
-        if core::mem::replace(&mut volume.image.looking, true) {
+        if !volume.begin_look(request) {
             return;
         }
         volume.request_begins();
@@ -85,14 +81,7 @@ impl Core {
     }
 
     pub(super) fn image_seen(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
-        let volume = self.volume(id);
-        assert!(
-            volume.image.looking && volume.has_requests(),
-            "a look was under way"
-        );
-        volume.request_ends();
-        volume.image.looking = false;
-        let waiters = core::mem::take(&mut volume.image.waiters);
+        let waiters = self.volume(id).look_has_ended();
         if let Some(stat) = stat {
             self.judge_image(cx, id, &stat);
         }
@@ -107,7 +96,7 @@ impl Core {
     /// if it is held.
     pub(super) fn judge_image(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: &Stat) -> bool {
         let volume = self.volume(id);
-        let mut known = volume.image.seen;
+        let mut known = volume.seen_image();
         if known.is_unknown() {
             return volume.misfit().is_none();
         }
@@ -116,19 +105,19 @@ impl Core {
             // It has all of the volume, whatever else it has. Its time is our own doing.
             // One that allocates grows as it is written, and is never shorter. Another one may end
             // in the middle of a sector until that is written.
-            let odd = known.size_bytes.next_multiple_of(SECTOR_BYTES) == volume.size_bytes;
-            if volume.map.is_none() && !odd {
-                known.size_bytes = volume.size_bytes;
+            let odd = known.size_bytes.next_multiple_of(SECTOR_BYTES) == volume.size_bytes();
+            if !volume.is_mapped() && !odd {
+                known.size_bytes = volume.size_bytes();
             }
             let now = stat.image.map_or(0, |image| image.size_bytes);
-            if volume.map.is_none() && known.size_bytes < now {
-                volume.image.seen.size_bytes = now.min(volume.size_bytes);
+            if !volume.is_mapped() && known.size_bytes < now {
+                volume.image_has_grown(now);
             }
             known = known.written();
         }
         let found = compare(&known, stat.image.as_ref(), stat.named);
         // The tables that a map has seen say nothing of an image that was written since.
-        let mapped = volume.map.is_some() && !writes && found != Finding::Same;
+        let mapped = volume.is_mapped() && !writes && found != Finding::Same;
         match found {
             Finding::Away => return volume.misfit().is_none(),
             _ if found.is_misfit() || mapped => self.hold_for_image(cx, id, found),
@@ -143,18 +132,11 @@ impl Core {
 
     fn hold_for_image(&mut self, cx: &mut Cx<'_>, id: VolumeId, found: Finding) {
         let volume = self.volume(id);
-        assert!(
-            volume.is_attached(),
-            "images of attached volumes are looked at"
-        );
-        let begins = volume.image.misfit.replace(found).is_none();
+        let begins = volume.image_misfits(found);
         // What was written of an epoch may be cut off: all of it is written again.
         let cut = found == Finding::Shrunk;
-        let written = |it: &&mut Destage| it.applies() || cut && it.is_planned();
-        if let Some(destage) = volume.destage.as_mut().filter(written)
-            && !has(Bug::GoOnBehindMisfit)
-        {
-            destage.failed = true;
+        if !has(Bug::GoOnBehindMisfit) {
+            volume.destage_again_behind_misfit(cut);
         }
         volume.write_replay_again();
         // What was read of it before anybody looked may be zeroes, whatever its time says later.
@@ -179,28 +161,20 @@ impl Core {
         }
         self.hold_for_image(cx, id, Finding::Deposed);
         let volume = self.volume(id);
-        assert!(volume.misfit() == Some(Finding::Deposed) || volume.image.overlay_misfits);
+        assert!(volume.misfit() == Some(Finding::Deposed) || volume.lies_on_another());
         volume.begin_suspend(request);
     }
 
     /// The image fits: what waited goes on.
     fn go_on_with_image(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let volume = self.volume(id);
-        if volume.image.misfit == Some(Finding::Deposed) {
-            return;
+        if self.volume(id).image_fits() {
+            self.open_for_requests(cx, id);
         }
-        let before = volume.image.misfit.take();
-        if before.is_none() || volume.misfit().is_some() || !volume.is_ready() {
-            return;
-        }
-        self.open_for_requests(cx, id);
     }
 
     /// Somebody writes an image that volumes only read: nothing that is kept of it counts.
     fn base_changed(&mut self, id: VolumeId, image: Option<Image>) {
-        let volume = self.volume(id);
-        volume.image.seen = image.unwrap_or_default();
-        volume.image.base_changed = true;
+        self.volume(id).base_changes(image);
         if !has(Bug::KeepChangedBase) {
             self.take_new_layer(id);
         }
@@ -208,10 +182,8 @@ impl Core {
 
     /// Nothing that is kept of an image counts for this volume any more, of a base either.
     fn take_new_layer(&mut self, id: VolumeId) {
-        self.layers += 1;
-        let layer = Layer(self.layers);
-        assert!(!is_base(layer), "private layers are below those of bases");
-        let old = core::mem::replace(&mut self.volume(id).layer, layer);
+        let layer = self.given.take_layer();
+        let old = self.volume(id).change_layer(layer);
         self.forget_layer(old);
     }
 }

@@ -82,8 +82,8 @@ impl Core {
 
     pub(super) fn insert_job(&mut self, now: Time, id: VolumeId, job: Job) -> u32 {
         let width = job.width();
-        let storage = self.volume(id).storage;
-        self.windows.sent(now, id, storage, width as u32);
+        let storage = self.volume(id).storage();
+        self.turns.sent(now, id, storage, width as u32);
         let destage = self.phase(id);
         destage.width += width;
         let job = destage.jobs.insert(job);
@@ -100,7 +100,7 @@ impl Core {
         if job.pieces.len() >= JOB_PIECES_MAX {
             return false;
         }
-        let held = self.held_pieces(id) + job.pieces.len();
+        let held = self.volume(id).held_pieces() + job.pieces.len();
         let Some(piece) = self.scratch.take_destage_piece(held) else {
             return false;
         };
@@ -219,22 +219,15 @@ impl Core {
         let pending = Pending::Destage { volume: id, job };
         let (device, at) = volume.written_at(run.span);
         let bytes = run.span.sectors * SECTOR_BYTES;
-        let (purpose, op) = (self.apply_purpose(id), Op::Zero { allocate });
+        let (purpose, op) = (self.volume(id).apply_purpose(), Op::Zero { allocate });
         cx.order(pending, purpose, device, op, at, bytes);
-    }
-
-    fn apply_purpose(&mut self, id: VolumeId) -> Purpose {
-        match self.phase(id).in_place {
-            false => Purpose::JournalApply,
-            true => Purpose::DestageWrite,
-        }
     }
 
     /// The bytes of a job are there: on to the journal, or to the origin.
     pub(super) fn job_fetched(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32, bad: &[Want]) {
         if !bad.is_empty() {
             // It keeps what is bad by itself.
-            self.mark_damaged(cx.now, id, core::iter::empty());
+            self.volume(id).meets_damage(cx.now, core::iter::empty());
             self.hold_if_failed(cx, id);
             let destage = self.phase(id);
             destage.failed = true;
@@ -250,7 +243,7 @@ impl Core {
         if self.phase(id).jobs.get(job).batch.is_some() {
             return self.batch_filled(cx, id, job);
         }
-        let purpose = self.apply_purpose(id);
+        let purpose = self.volume(id).apply_purpose();
         let misfits = self.volume(id).misfit().is_some();
         let destage = self.phase(id);
         let applying = destage.applying;
@@ -306,7 +299,7 @@ impl Core {
         started: Time,
     ) {
         let volume = self.volume(id);
-        let destage = volume.destage.as_mut().expect("a destage is under way");
+        let destage = volume.destaging();
         let batch = destage.jobs.get(job).batch.as_ref();
         let planned = batch.is_some();
         let now = batch.is_some_and(Batch::goes_to_file);
@@ -319,45 +312,16 @@ impl Core {
         if !ok {
             volume.counters.origin.errors += 1;
             match planned {
-                true => self.keep_batch(id, job),
+                true => self.volume(id).keep_batch(job),
                 false => self.keep_unsent(id, job),
             }
             self.rest_after_failure(cx, id);
         } else {
             self.turns.moved(cx.now, id);
-            self.count_moved(id, job);
-            self.go_on_after_success(id);
+            self.volume(id).count_moved(job);
+            self.volume(id).go_on_after_success();
         }
         self.end_job(cx, id, job);
-    }
-
-    /// Blocks that a job carries; a range of zeroes counts as one.
-    pub(super) fn job_blocks(&mut self, id: VolumeId, job: u32) -> u64 {
-        let job = self.phase(id).jobs.get(job);
-        match (&job.batch, job.pieces.len()) {
-            (Some(batch), _) => batch.blocks(),
-            (None, 0) => 1,
-            (None, _) => job.blocks(),
-        }
-    }
-
-    /// A job has reached the journal or the origin.
-    fn count_moved(&mut self, id: VolumeId, job: u32) {
-        let destage = self.phase(id);
-        let in_place = destage.in_place;
-        let job = destage.jobs.get(job);
-        let batch = job.batch.as_ref();
-        let halves = match (in_place, job.pieces.len()) {
-            // What the journal has of a plan is moved once more when that is applied.
-            _ if batch.is_some_and(Batch::goes_to_file) => 2 * batch.map_or(0, Batch::blocks),
-            _ if batch.is_some() => batch.map_or(0, Batch::blocks),
-            // A range of zeroes is no job of the journal.
-            (_, 0) => 2,
-            (false, _) => job.blocks(),
-            (true, _) => 2 * job.blocks(),
-        };
-        destage.moved_halves += halves;
-        self.volume(id).flow.moved(halves);
     }
 
     pub(super) fn end_job(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
@@ -365,7 +329,7 @@ impl Core {
         let job = destage.jobs.take(job);
         destage.width -= job.width();
         assert!(destage.jobs.len() <= destage.width);
-        self.windows.done(cx.now, id, job.width() as u32);
+        self.turns.done(cx.now, id, job.width() as u32);
         for piece in &job.pieces {
             self.scratch.free_destage_piece(*piece);
         }
@@ -374,22 +338,9 @@ impl Core {
         self.touch(id);
     }
 
-    /// Pieces of memory that a destage has, or a few more.
-    pub(super) fn held_pieces(&mut self, id: VolumeId) -> usize {
-        let Some(volume) = self.find(id) else {
-            return 0;
-        };
-        let destage = volume.destage.as_ref();
-        let destage = destage.map_or(0, |it| {
-            it.width + usize::from(it.table_piece.is_some()) + it.table_pieces()
-        });
-        let replay = volume.replay.as_mut().map_or(0, |it| it.pieces());
-        destage + replay + volume.allocator.pieces()
-    }
-
     /// Memory for one request, or a place in the line of those that wait for it.
     pub(super) fn take_destage_piece(&mut self, id: VolumeId) -> Option<u32> {
-        let held = self.held_pieces(id);
+        let held = self.volume(id).held_pieces();
         let piece = self.scratch.take_destage_piece(held);
         if piece.is_none() {
             self.turns.enqueue(id);

@@ -17,14 +17,14 @@ use alloc::vec::Vec;
 impl Core {
     /// Writes header and table of the journal, a piece at a time.
     pub(super) fn write_table(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        let plans = self.plans(id);
-        if plans && self.phase(id).table.is_empty() && self.entries_overlap(id) {
+        let plans = self.volume(id).plans();
+        if plans && self.phase(id).table.is_empty() && self.volume(id).entries_overlap() {
             self.plan_contradicted(cx, id);
             return false;
         }
         let volume = self.volume(id);
-        let (uuid, generation) = (volume.uuid, volume.generation());
-        let destage = volume.destage.as_mut().expect("a destage is under way");
+        let (uuid, generation) = (volume.uuid(), volume.generation());
+        let destage = volume.destaging();
         let at_start = destage.table_at == 0;
         // It is made once: it may have to wait, and the entries are gone by then.
         if destage.table.is_empty() || (at_start && has(Bug::MakeTableTwice)) {
@@ -105,7 +105,7 @@ impl Core {
                     None => Phase::JournalSync,
                 };
             }
-            self.go_on_after_success(id);
+            self.volume(id).go_on_after_success();
         }
         self.scratch.free_destage_piece(piece);
     }

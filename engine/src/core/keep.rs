@@ -49,7 +49,7 @@ pub fn name_of(volume: Uuid, ledger: Generation, stat: Stat) -> Option<Uuid> {
 impl Core {
     /// Goes on with the names of own layers; true when there is no more to do.
     pub(super) fn keep_layers(&mut self, cx: &mut Cx<'_>) -> bool {
-        let Some(parking) = &mut self.parking else {
+        let Some(parking) = self.service.parking() else {
             return true;
         };
         let late = cx.now.plus_millis(SPARE_MS) >= parking.until;
@@ -65,7 +65,7 @@ impl Core {
             }
             Keep::Looking(volumes, asked) => {
                 let done = volumes.is_empty() && *asked == 0;
-                if (done || late) && !self.log.fill_footer_due() && self.footers == 0 {
+                if (done || late) && !self.log.fill_footer_due() && self.lines.footers() == 0 {
                     let segments = self.log.clean_segments();
                     self.set_keep(Keep::Naming(segments));
                     return self.write_names(cx);
@@ -80,7 +80,7 @@ impl Core {
     }
 
     fn set_keep(&mut self, keep: Keep) {
-        if let Some(parking) = &mut self.parking {
+        if let Some(parking) = self.service.parking() {
             parking.keep = keep;
         }
     }
@@ -93,21 +93,18 @@ impl Core {
         for volume in self.volumes.iter_mut().flatten() {
             let owner = matches!(volume.policy, Policy::WriteBack | Policy::WriteThrough);
             // An orderly stop has closed it already, because it is clean.
-            let released = volume
-                .ledger_writer
-                .as_ref()
-                .is_some_and(|it| !it.ledger.dirty);
+            let released = volume.ledger().is_some_and(|it| !it.dirty);
             let sound = volume.is_attached()
                 && (volume.is_ready() || released)
-                && !volume.read_only
+                && !volume.is_read_only()
                 && volume.state() != State::Held
                 && volume.misfit().is_none()
-                && volume.replay.is_none()
-                && volume.switch.is_none()
+                && !volume.is_replaying()
+                && !volume.is_switching()
                 && !volume.is_detaching();
-            if owner && sound && lines.layers.number(volume.layer).is_some() {
+            if owner && sound && lines.layers.number(volume.layer()).is_some() {
                 volume.close();
-                closed.push(volume.id);
+                closed.push(volume.id());
             }
         }
         closed
@@ -145,19 +142,19 @@ impl Core {
         ok: bool,
         stat: Option<Stat>,
     ) {
-        let parking = self.parking.is_some();
+        let parking = self.service.is_parking();
         let volume = self.volume(id);
         if parking && ok && op == Op::Sync {
             order_look(cx, id, Op::Stat);
             return;
         }
         volume.request_ends();
-        let (layer, uuid, ledger) = (volume.layer, volume.uuid, volume.ledger_generation);
+        let (layer, uuid, ledger) = (volume.layer(), volume.uuid(), volume.ledger_generation());
         let name = stat.filter(|_| ok).and_then(|it| name_of(uuid, ledger, it));
         if let Some(name) = name {
             self.lines.layers.name(layer, name);
         }
-        if let Some(parking) = &mut self.parking
+        if let Some(parking) = self.service.parking()
             && let Keep::Looking(_, asked) = &mut parking.keep
         {
             assert!(*asked > 0, "each look was asked for");
@@ -168,15 +165,15 @@ impl Core {
     /// Writes the footers anew of segments with blocks of named layers, or of what has become a
     /// base. True when all are there.
     fn write_names(&mut self, cx: &mut Cx<'_>) -> bool {
-        while self.footers < FOOTERS_MAX {
-            let Some(parking) = &mut self.parking else {
+        while self.lines.footers() < FOOTERS_MAX {
+            let Some(parking) = self.service.parking() else {
                 return true;
             };
             let Keep::Naming(segments) = &mut parking.keep else {
                 unreachable!("only called in this step");
             };
             let Some(segment) = segments.pop() else {
-                return self.footers == 0;
+                return self.lines.footers() == 0;
             };
             let runs = self.named_runs(segment);
             if !runs.iter().any(|run| run.own) && !self.has_promoted(segment) {
@@ -190,7 +187,7 @@ impl Core {
                 Some(bytes) => self.put_fill_footer(cx, segment, piece, &bytes),
                 None => self.scratch.free_piece(piece),
             }
-            assert!(self.footers <= FOOTERS_MAX);
+            assert!(self.lines.footers() <= FOOTERS_MAX);
         }
         false
     }
@@ -201,7 +198,7 @@ impl Core {
     }
 
     fn put_off(&mut self, segment: SegmentIndex) {
-        if let Some(parking) = &mut self.parking
+        if let Some(parking) = self.service.parking()
             && let Keep::Naming(segments) = &mut parking.keep
         {
             segments.push(segment);

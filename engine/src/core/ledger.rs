@@ -10,15 +10,14 @@
 //! decided by who asks for the step.
 
 use super::Core;
-use crate::adversary::{Bug, Mark, has, mark};
+use crate::adversary::{Bug, Mark, mark};
 use crate::event::{Device, Op, Purpose, Stat};
-use crate::format::ledger::{LEDGER_BYTES, Ledger, Progress};
-use crate::image::BELOW_ANY;
+use crate::format::ledger::LEDGER_BYTES;
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
-use crate::types::{Time, VolumeId};
+use crate::types::VolumeId;
 use crate::volume::Removal;
-use crate::volume::ledger::{APPLY_MS_MAX, LedgerStep};
+use crate::volume::ledger::LedgerStep;
 
 impl Core {
     /// Writes the ledger as its writer has it, then syncs it, then takes the step. One that
@@ -28,48 +27,17 @@ impl Core {
         if volume.removal() != Removal::No {
             return;
         }
-        let ledger_writer = volume
-            .ledger_writer
-            .as_mut()
-            .expect("only claimed volumes get here");
-        assert_eq!(ledger_writer.step, None, "one step of the ledger at a time");
-        ledger_writer.step = Some(step);
-        ledger_writer.ledger.sequence += 1;
+        volume.written_ledger().begin(step);
         self.put_ledger(cx, id);
     }
 
     fn put_ledger(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(piece) = self.scratch.take_piece() else {
-            self.volume(id)
-                .ledger_writer
-                .as_mut()
-                .expect("checked by the caller")
-                .failed = true;
-            return;
+            return self.volume(id).written_ledger().lacks_memory();
         };
         let place = self.scratch.piece(piece);
-        let ledger_writer = self
-            .volume(id)
-            .ledger_writer
-            .as_mut()
-            .expect("checked by the caller");
-        assert!(
-            ledger_writer.step.is_some() && ledger_writer.piece.is_none(),
-            "a ledger is written once at a time, and for a step"
-        );
-        ledger_writer.failed = false;
-        ledger_writer.piece = Some(piece);
-        if ledger_writer.moves && !has(Bug::ClaimMoving) {
-            ledger_writer.ledger.dirty = false;
-            ledger_writer.ledger.image.below = BELOW_ANY;
-        }
-        if ledger_writer.below_unsaid {
-            ledger_writer.ledger.image.below = BELOW_ANY;
-        }
-        let bytes = ledger_writer.ledger.encode();
-        assert!(Ledger::parse(&bytes).is_ok(), "what is written can be read");
+        let (bytes, at) = self.volume(id).written_ledger().begin_write(piece);
         cx.memory.store(place, &bytes);
-        let at = Ledger::slot_at(ledger_writer.ledger.sequence);
         let slices = alloc::vec![Slice {
             place,
             bytes: LEDGER_BYTES as u64
@@ -87,21 +55,11 @@ impl Core {
     }
 
     pub(super) fn ledger_written(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
-        let ledger_writer = self
-            .volume(id)
-            .ledger_writer
-            .as_mut()
-            .expect("a ledger was written");
-        let piece = ledger_writer
-            .piece
-            .take()
-            .expect("a ledger write holds a piece");
-        ledger_writer.failed = !ok;
-        let bug = unsynced_at(ledger_writer.step);
+        let (piece, step) = self.volume(id).written_ledger().write_ended(ok);
         self.scratch.free_piece(piece);
         if ok {
             let pending = Pending::LedgerSync { volume: id };
-            let (device, op) = (Device::Ledger(id), Op::sync_unless(bug));
+            let (device, op) = (Device::Ledger(id), Op::sync_unless(unsynced_at(step)));
             cx.order(pending, Purpose::Ledger, device, op, 0, 0);
         } else {
             self.volume(id).counters.origin.errors += 1;
@@ -110,25 +68,19 @@ impl Core {
 
     pub(super) fn ledger_synced(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
         let volume = self.volume(id);
-        let ledger_writer = volume.ledger_writer.as_mut().expect("a ledger was synced");
         if !ok {
-            ledger_writer.failed = true;
-            volume.counters.origin.errors += 1;
-            return;
+            return volume.ledger_fails();
         }
-        volume.ledger_generation = ledger_writer.ledger.generation;
-        match ledger_writer.step.take().expect("a step was under way") {
+        match volume.ledger_is_synced() {
             LedgerStep::Claim => {
-                // It ends when the time of the ledger is known as well.
-                ledger_writer.step = Some(LedgerStep::Claim);
                 volume.request_begins();
                 let pending = Pending::Clock { volume: id };
                 cx.order(pending, Purpose::Ledger, Device::Ledger(id), Op::Stat, 0, 0);
             }
-            LedgerStep::Prepare => self.destage_prepared(id),
-            LedgerStep::Reached => self.replay_reached(id),
-            LedgerStep::Begin if volume.replay.is_some() => self.replay_begun(id),
-            LedgerStep::Finish if volume.replay.is_some() => self.replay_finished(cx, id),
+            LedgerStep::Prepare => self.volume(id).destage_prepared(),
+            LedgerStep::Reached => self.volume(id).replay_reached(),
+            LedgerStep::Begin if volume.is_replaying() => self.volume(id).replay_begun(),
+            LedgerStep::Finish if volume.is_replaying() => self.replay_finished(cx, id),
             LedgerStep::Begin => self.destage_begun(cx, id),
             LedgerStep::Finish => self.destage_finished(cx, id),
             LedgerStep::Exchange => self.exchange_said(cx, id),
@@ -146,20 +98,11 @@ impl Core {
     pub(super) fn clock_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, stat: Option<Stat>) {
         let volume = self.volume(id);
         volume.request_ends();
-        let ledger_writer = volume.ledger_writer.as_mut().expect("a ledger was written");
         let Some(stat) = stat else {
             // Without it the next journal may not be replayed after a crash: all of it again.
-            ledger_writer.failed = true;
-            volume.counters.origin.errors += 1;
-            return;
+            return volume.ledger_fails();
         };
-        assert!(
-            ledger_writer.step == Some(LedgerStep::Claim),
-            "a claim asks for the time"
-        );
-        ledger_writer.step = None;
-        ledger_writer.clock_ahead_ns = stat.mtime_ns.saturating_sub(stat.now_ns);
-        ledger_writer.clock_there = (stat.mtime_ns, cx.now);
+        volume.ledger_clock_is_read(cx.now, &stat);
         if !self.switch_claimed(cx, id) && !self.commit_claimed(id) {
             self.open_for_requests(cx, id);
         }
@@ -172,35 +115,11 @@ impl Core {
             self.put_ledger(cx, id);
         }
     }
-
-    /// Puts into the ledger how the image is, and until when writing it may change its time.
-    pub(super) fn note_apply(&mut self, now: Time, id: VolumeId, stat: &Stat) {
-        let ledger_writer = self.volume(id).ledger_writer.as_mut();
-        let ledger_writer = ledger_writer.expect("write-back volumes have a ledger");
-        let (there, read_at) = ledger_writer.clock_there;
-        let clock = there.saturating_add(now.since(read_at));
-        let clock = clock.max(stat.now_ns.saturating_add(ledger_writer.clock_ahead_ns));
-        let ledger = &mut ledger_writer.ledger;
-        ledger.origin_bytes = stat.size_bytes;
-        if let Some(image) = stat.image {
-            // It is written from here on. Who looks at it at the end may tell its time.
-            ledger.image = image.kept().written();
-        }
-        ledger.mtime_before_ns = stat.mtime_ns;
-        let began = clock.max(stat.mtime_ns);
-        let limit = began.saturating_add(APPLY_MS_MAX * 1_000_000);
-        // Until all of it is synced a power loss may bring back a time that was allowed before.
-        let before = match ledger.progress {
-            Progress::Idle => 0,
-            Progress::Prepare | Progress::Cut(_) | Progress::Apply { .. } => ledger.mtime_limit_ns,
-        };
-        ledger.mtime_limit_ns = limit.max(before);
-    }
 }
 
 /// What breaks when a ledger is not synced at this step.
-fn unsynced_at(step: Option<LedgerStep>) -> Bug {
-    match step.expect("a ledger is written for a step") {
+fn unsynced_at(step: LedgerStep) -> Bug {
+    match step {
         LedgerStep::Claim => Bug::SkipLedgerSyncAtClaim,
         LedgerStep::Prepare | LedgerStep::Begin => Bug::SkipLedgerSyncAtBegin,
         LedgerStep::Reached | LedgerStep::Finish | LedgerStep::Resize | LedgerStep::Exchange => {

@@ -98,6 +98,8 @@ pub struct Lines {
     stuck: bool,
     index_full: bool,
     counters: crate::snapshot::Lines,
+    /// Footers of clean segments on their way.
+    footers: u32,
 }
 
 /// How many segments clean data may hold so that its checksums stay within a budget. The rest of
@@ -135,7 +137,24 @@ impl Lines {
             stuck: false,
             index_full: false,
             counters: crate::snapshot::Lines::default(),
+            footers: 0,
         }
+    }
+
+    /// A footer of so many bytes goes to the device.
+    fn footer_begins(&mut self, bytes: u64) {
+        self.footers += 1;
+        self.counters.write_bytes += bytes;
+    }
+
+    fn footer_ends(&mut self, ok: bool) {
+        assert!(self.footers > 0, "only what was written ends");
+        self.footers -= 1;
+        self.counters.errors += u64::from(!ok);
+    }
+
+    pub fn footers(&self) -> u32 {
+        self.footers
     }
 
     pub fn snapshot(&self) -> crate::snapshot::Lines {
@@ -316,10 +335,7 @@ impl Core {
             for run in fill.runs {
                 let layers = &mut self.lines.layers;
                 let layer = match run.own {
-                    true => {
-                        self.layers += 1;
-                        layers.found(run.layer, Layer(self.layers))
-                    }
+                    true => layers.found(run.layer, self.given.take_layer()),
                     false => layers.base(run.layer),
                 };
                 let number = layers.number_or_new(layer);
@@ -362,7 +378,7 @@ impl Core {
         if self.lines.in_flight == 0 && self.log.fill_footer_due() {
             self.write_fill_footer(cx);
         }
-        let parking = self.parking.is_some();
+        let parking = self.service.is_parking();
         while self.lines.is_due(cx.now, parking, self.log.guests_wait()) {
             self.lines.stuck = !self.write_batch(cx);
             if self.lines.stuck {
@@ -395,7 +411,7 @@ impl Core {
             return self.forget_layer(own);
         };
         self.ram.rename(own, base);
-        for fill in self.fills.iter_mut() {
+        for fill in self.reading.fills() {
             fill.rename(own, base);
         }
     }
@@ -577,8 +593,7 @@ impl Core {
         let place = self.scratch.piece(piece);
         cx.memory.store(place, bytes);
         let bytes = bytes.len() as u64;
-        self.footers += 1;
-        self.lines.counters.write_bytes += bytes;
+        self.lines.footer_begins(bytes);
         let at = self.log.device_at(self.log.footer_at(segment));
         let pending = Pending::FillFooter { segment, piece };
         let slices = alloc::vec![Slice { place, bytes }];
@@ -588,11 +603,9 @@ impl Core {
 
     /// A footer that could not be written is not missed: the records say the same.
     pub(super) fn fill_footer_done(&mut self, segment: SegmentIndex, piece: u32, ok: bool) {
-        assert!(self.footers > 0, "only what was written ends");
-        self.footers -= 1;
         self.scratch.free_piece(piece);
         self.log.unpin(segment);
-        self.lines.counters.errors += u64::from(!ok);
+        self.lines.footer_ends(ok);
     }
 
     /// Gives the oldest clean segment back. Unless writes wait for it, what was asked for since it

@@ -64,7 +64,7 @@ impl Core {
             self.do_without_checkpoint(cx);
             self.pump_park(cx);
             self.pump_checkpoint(cx);
-            self.sweep();
+            self.extents.sweep(&mut self.log);
             // A guest's request that is taken at once touches nothing.
             if !self.touched.is_marked() || self.touched.is_over() || rounds == 0 {
                 break;
@@ -137,8 +137,8 @@ impl Core {
     /// Who writes nothing has no turn at its storage.
     fn give_turn_back(&mut self, id: VolumeId) {
         let idle = self.find(id).is_some_and(|it| !it.is_destaging());
-        if idle && self.turns.is_busy(id) {
-            self.turns.rest(id);
+        if idle {
+            self.turns.rest_if_busy(id);
         }
     }
 
@@ -156,7 +156,7 @@ impl Core {
 
     /// A request has ended that matters only to an order, or to requests that wait.
     pub(super) fn touch_if_awaited(&mut self, id: VolumeId) {
-        let parks = self.parking.is_some();
+        let parks = self.service.is_parking();
         if self.find(id).is_some_and(|it| parks || it.is_awaited()) {
             self.touch(id);
         }
@@ -164,7 +164,7 @@ impl Core {
 
     pub(super) fn touch_all(&mut self) {
         for volume in self.volumes.iter().flatten() {
-            self.touched.volume(volume.id);
+            self.touched.volume(volume.id());
         }
     }
 
@@ -175,7 +175,7 @@ impl Core {
             let Some(id) = self.turns.dequeue() else {
                 return;
             };
-            let held = self.held_pieces(id);
+            let held = self.volume(id).held_pieces();
             if !self.scratch.may_take_destage_piece(held) || !self.is_place_free(cx.now, id) {
                 self.turns.enqueue(id);
                 continue;
@@ -206,23 +206,22 @@ impl Core {
 
     /// Whether time alone may bring something to do.
     fn has_chores(&self) -> bool {
-        self.dirty_extents > 0
+        self.extents.count() > 0
             || self.touched.is_marked()
-            || !self.held_fills.is_empty()
-            || !self.held_reads.is_empty()
-            || !self.deferred_free.is_empty()
-            || !self.queue.is_empty()
-            || !self.inboxes.is_empty()
-            || !self.allocating.is_empty()
+            || self.reading.has_held()
+            || !self.extents.is_swept()
+            || self.touched.tries() > 0
+            || self.direct.is_allocating()
+            || !self.replicas.taking.is_empty()
             || self.evacuation.is_some()
             || self.volumes.iter().flatten().any(|v| {
                 // A request for an order that has failed is made again after a while.
-                let ordered = v.switch.is_some() || v.resize.is_some();
+                let ordered = v.is_switching() || v.is_resizing();
                 ordered || v.holds_for_exchange() || v.ledger_failed() || v.is_destaging()
             })
             || self.log.is_low()
             || self.health.has_chores()
-            || self.parking.is_some()
+            || self.service.is_parking()
             || self.checkpoint.is_due()
             || self.log.is_backing_off()
             || self.lines.has_chores()
@@ -237,7 +236,7 @@ impl Core {
         }
         self.look_at_cache(cx);
         self.look_at_origins(cx);
-        self.windows.look(cx.now);
+        self.turns.look(cx.now);
         self.retry_bad_reads(cx);
         #[cfg(feature = "adversary")]
         {

@@ -39,25 +39,18 @@ impl Core {
         true
     }
 
-    /// An order to destage makes what is bad be read at once, whenever it was read last.
-    pub(super) fn read_bad_again(&mut self, now: Time, id: VolumeId) {
-        let destage = self.volume(id).destage.as_mut();
-        if let Some(destage) = destage.filter(|destage| destage.met_damage()) {
-            (destage.reread_asked, destage.retry_at) = (true, now);
-        }
-    }
-
     /// Nothing tells when the damage will be gone, so orders do not wait for that. They are asked
     /// to come again; the destage stays ready to go on by itself.
     pub(super) fn refuse_for_damage(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        let refusal = match volume.bypass {
+        let refusal = match volume.bypass() {
             Bypass::Held => Refusal::Held,
             _ => Refusal::Damaged,
         };
-        let destage = volume.destage.as_mut().expect("it has met damage");
+        let bad = &volume.destage().expect("it has met damage").bad;
         let map = &volume.epochs.front().expect("of this epoch").map;
-        destage.damaged = joined(needed(map, &destage.bad));
+        let damaged = joined(needed(map, bad));
+        volume.destaging().damaged = damaged;
         for request in volume.take_destage_orders() {
             cx.out.reply(request, Err(refusal));
         }
@@ -74,7 +67,7 @@ impl Core {
             return false;
         };
         mark(Mark::Mended);
-        let quota_owner = volume.quota_owner;
+        let quota_owner = volume.quota_owner();
         let mut merged = volume.epochs.pop_front().expect("one is being destaged");
         let newer: Vec<Epoch> = volume.epochs.drain(..newest).collect();
         let destage = volume.drop_destage();
@@ -100,8 +93,8 @@ impl Core {
             merged.last_seq = merged.last_seq.max(epoch.last_seq);
             merged.writes += epoch.writes;
             let grown = merged.map.len() as i64 - extents;
-            self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
-            self.free_later(epoch.map);
+            self.extents.grow(grown);
+            self.extents.free_later(epoch.map);
         }
         let volume = self.volume(id);
         volume.merge_upto(merged.last_serial);
@@ -119,9 +112,9 @@ impl Core {
 /// The newest of the epochs behind the oldest that together have all that is bad in it.
 fn covering(volume: &Volume, bad: &[Want]) -> Option<usize> {
     // What a journal has does not change any more.
-    let destage = volume.destage.as_ref();
+    let destage = volume.destage();
     let applies = destage.is_some_and(|it| it.applies() && !it.in_place);
-    let free = volume.group.is_none() && !volume.is_committing();
+    let free = volume.group().is_none() && !volume.is_committing();
     if !free || volume.is_in_part() || applies {
         return None;
     }

@@ -2,8 +2,10 @@
 //!
 //! Each verb has a file: `read`, `fill`, `tables`, `lines`, `layers`, `keep`, `write`, `direct`,
 //! `destage`, `replay`, `merge_damage`, `switch`, `image`, `evacuate`, `scrub`, `checkpoint`,
-//! `attach`. Always true after an `apply`: all that could be decided has been decided; what is left
-//! waits for a device, for room, or for a time that is in the timers.
+//! `attach`. What several of them share is a part with fields of its own: `reading`, `turns`,
+//! `extents`, `share`, `direct`, `park` (service), `given`. Always true after an `apply`: all that
+//! could be decided has been decided; what is left waits for a device, for room, or for a time that
+//! is in the timers.
 
 mod allocate;
 mod attach;
@@ -14,7 +16,9 @@ mod copied;
 mod destage;
 mod direct;
 mod evacuate;
+mod extents;
 mod fill;
+mod given;
 mod group;
 mod grow;
 mod guard;
@@ -34,6 +38,7 @@ mod planned;
 mod quiesce;
 mod read;
 mod read_op;
+mod reading;
 mod rebase;
 mod replay;
 mod replay_source;
@@ -53,6 +58,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod touched;
+mod turns;
 mod write;
 
 pub use lines::{FoundFill, segments_max};
@@ -65,83 +71,49 @@ pub fn checkpoint_writer(sequence: u64) -> checkpoint::CheckpointWriter {
 use crate::event::{Command, Event, IoError, Refusal, Stat};
 use crate::fetch::{Fetched, Fetches, Owner};
 use crate::log::{Log, Waiter};
-use crate::map::ExtentMap;
 use crate::open::Config;
 use crate::origin::Maps;
 use crate::outbox::{Cx, Pending, Timer};
-use crate::ram::{Layer, RamTier};
-use crate::round_robin::{PATIENCE_NS, QUANTUM_BYTES, RoundRobin};
+use crate::ram::RamTier;
 use crate::scratch::Scratch;
-use crate::slab::Slab;
-use crate::types::{Generation, LogAddr, RequestId, Tag, Time, Uuid, VolumeId};
-use crate::volume::{Bypass, Volume};
-use crate::window::Windows;
-use alloc::collections::VecDeque;
+use crate::types::{RequestId, VolumeId};
+use crate::volume::Volume;
 use alloc::vec::Vec;
-
-/// Extents of dropped maps that one step takes out of the accounts.
-const SWEEP_EXTENTS: usize = 4096;
 
 pub struct Core {
     pub config: Config,
-    pub cache: Uuid,
     pub superblock: crate::format::superblock::Superblock,
     pub log: Log,
     pub volumes: Vec<Option<Volume>>,
-    /// Writes of the run before that recovery has found, in order. Only of its last records: what
-    /// is older was answered, or its guest is gone.
-    pub taken: Vec<(VolumeId, Tag)>,
+    /// What is given out once.
+    pub given: given::Given,
     pub ram: RamTier,
     lines: lines::Lines,
-    /// Footers of clean segments on their way.
-    footers: u32,
     pub scratch: Scratch,
     fetches: Fetches,
-    reads: Slab<read_op::ReadOp>,
-    fills: Slab<fill::Fill>,
-    /// Fills whose origin did not answer; due again at housekeeping.
-    held_fills: Vec<u32>,
-    /// The same for reads past the tier, with the part that is missing.
-    held_reads: Vec<(u32, crate::types::Span)>,
+    /// Reads under way, and what they wait for.
+    reading: reading::Reading,
     /// Where the bytes of images lie that are not raw.
     maps: Maps,
     tables: tables::Tables,
-    direct_ios: Slab<direct::DirectIo>,
-    /// Volumes with direct writes that allocate.
-    allocating: Vec<VolumeId>,
+    /// What goes past the log.
+    direct: direct::Direct,
     /// What the next run of the list of steps has to look at.
     touched: touched::Touched,
-    /// Volumes whose first waiting request wants another try, in turn.
-    queue: VecDeque<VolumeId>,
     groups: Vec<group::Group>,
-    /// Volumes with peers.
-    replicating: Vec<VolumeId>,
-    /// Replicas with batches that wait, in turn.
-    inboxes: VecDeque<VolumeId>,
-    /// Whose destage may write its origin, and who waits for that or for memory.
-    turns: RoundRobin,
-    /// What the destages on one storage may have there beside the reads of guests.
-    windows: Windows,
+    replicas: replication::Replicas,
+    /// When a destage may write its storage.
+    turns: turns::Turns,
     pub checkpoint: checkpoint::CheckpointWriter,
     evacuation: Option<evacuate::Evacuation>,
     scrub: Option<scrub::Scrub>,
-    deferred_free: Vec<ExtentMap>,
-    pub dirty_extents: u64,
-    /// The next generation for any volume: old entries under a reused id stay void.
-    pub generation_next: Generation,
-    /// What the volumes that may hold dirty data have reserved.
-    reserved: share::Reserved,
-    /// Whose waiting writes may take room that is nobody's own.
-    admission: RoundRobin,
-    parking: Option<park::Parking>,
-    /// An orderly stop was ordered: no volume is claimed any more.
-    stopping: bool,
     retry_read: Option<retry_read::RetryRead>,
+    /// Of the maps of dirty data.
+    pub extents: extents::Extents,
+    /// What of log and map is whose.
+    shares: share::Shares,
+    service: park::Service,
     health: bypass::Health,
-    /// When this life took its first event.
-    began: Option<Time>,
-    /// Layers of single volumes that were given out; each is used once.
-    layers: u64,
 }
 
 impl Core {
@@ -156,65 +128,51 @@ impl Core {
         let lines = lines::Lines::new(&config, superblock.geometry);
         let scratch = Scratch::new(superblock.geometry, config.scratch_bytes);
         Core {
-            cache: superblock.cache,
             superblock,
             log,
             volumes,
-            taken: Vec::new(),
+            given: given::Given::default(),
             ram,
             lines,
-            footers: 0,
             scratch,
             fetches: Fetches::default(),
-            reads: Slab::default(),
-            fills: Slab::default(),
-            held_fills: Vec::new(),
-            held_reads: Vec::new(),
+            reading: reading::Reading::default(),
             maps: Maps::new(config.map_bytes_max),
             tables: tables::Tables::default(),
-            direct_ios: Slab::default(),
-            allocating: Vec::new(),
+            direct: direct::Direct::default(),
             touched: touched::Touched::default(),
-            queue: VecDeque::new(),
             groups: Vec::new(),
-            replicating: Vec::new(),
-            inboxes: VecDeque::new(),
-            turns: RoundRobin::new(QUANTUM_BYTES, PATIENCE_NS),
-            windows: Windows::default(),
+            replicas: replication::Replicas::default(),
+            turns: turns::Turns::default(),
             checkpoint,
             evacuation: None,
             scrub: None,
-            deferred_free: Vec::new(),
-            dirty_extents: 0,
-            generation_next: Generation(1),
-            reserved: share::Reserved::default(),
-            admission: RoundRobin::new(share::QUANTUM_BYTES, share::PATIENCE_NS),
-            parking: None,
-            stopping: false,
             retry_read: None,
+            extents: extents::Extents::default(),
+            shares: share::Shares::default(),
+            service: park::Service::default(),
             health: bypass::Health::default(),
-            began: None,
-            layers: 0,
             config,
         }
     }
 
     /// Counts what recovery found. Flushed data that is missing stops every volume it may be of.
     pub fn take_over(&mut self) {
-        assert!(self.dirty_extents == 0, "it is counted once");
+        assert!(self.extents.count() == 0, "it is counted once");
         for volume in self.volumes.iter_mut().flatten() {
-            if volume.policy == crate::types::Policy::Ephemeral {
-                volume.quota_owner = self.log.open_quota();
+            if volume.lacks_quota() {
+                volume.open_quota(self.log.open_quota());
             }
+            let owner = volume.quota_owner();
             for epoch in &mut volume.epochs {
                 for piece in epoch.map.pieces_from(0) {
                     let change = crate::map::Change::Added(piece);
-                    let charge = self.log.account(volume.quota_owner, change);
+                    let charge = self.log.account(owner, change);
                     epoch.charge = epoch.charge.strict_add_signed(charge);
                 }
-                self.dirty_extents += epoch.map.len();
+                self.extents.grow(epoch.map.len() as i64);
             }
-            if volume.log_damaged {
+            if volume.has_damaged_log() {
                 volume.hold(Some("flushed records of the log are missing"));
             }
         }
@@ -222,7 +180,7 @@ impl Core {
     }
 
     pub fn apply(&mut self, cx: &mut Cx<'_>, event: Event) {
-        self.began.get_or_insert(cx.now);
+        self.service.take_event(cx.now);
         match event {
             Event::Read {
                 volume,
@@ -335,25 +293,13 @@ impl Core {
         }
         assert_eq!(unfinished, self.log.unfinished);
         assert_eq!(given_up, self.log.given_up);
-        let queued = self
-            .volumes
-            .iter()
-            .flatten()
-            .map(|it| it.replication.extents());
-        let queued: u64 = queued.sum();
-        let dropped: u64 = self.deferred_free.iter().map(ExtentMap::len).sum();
-        assert_eq!(
-            self.dirty_extents,
-            extents + queued + dropped + self.checkpoint.extents(),
-            "each extent is counted once"
-        );
-        assert!(self.scratch.destage_pieces() <= self.all_held_pieces());
-    }
-
-    #[cfg(feature = "adversary")]
-    fn all_held_pieces(&mut self) -> usize {
-        let ids = 0..self.volumes.len() as u32;
-        ids.map(|id| self.held_pieces(VolumeId(id))).sum()
+        let volumes = self.volumes.iter().flatten();
+        let queued: u64 = volumes.map(|it| it.replication.extents()).sum();
+        self.extents
+            .check(extents + queued + self.checkpoint.extents());
+        let all = self.volumes.iter_mut().flatten();
+        let held: usize = all.map(Volume::held_pieces).sum();
+        assert!(self.scratch.destage_pieces() <= held);
     }
 
     fn done(
@@ -423,7 +369,7 @@ impl Core {
             Pending::ScrubFooter => self.scrub_footer_read(cx, ok),
             Pending::EvacuateFooter => self.evacuation_footer(cx, ok),
             Pending::CutJournal { volume } => self.journal_cut(cx, volume, ok),
-            Pending::Remove { volume } => self.removed(volume, ok),
+            Pending::Remove { volume } => self.volume(volume).removed(ok),
         }
     }
 
@@ -465,12 +411,12 @@ impl Core {
     fn fetched(&mut self, cx: &mut Cx<'_>, fetched: Fetched) {
         match fetched.owner {
             Owner::Read(read) => {
-                let op = self.reads.get(read);
+                let op = self.reading.read(read);
                 let volume = op.volume;
                 if fetched.is_damaged() {
                     op.result = Err(Refusal::Io);
                     let bad = fetched.bad.iter().map(|want| want.addr);
-                    self.mark_damaged(cx.now, volume, bad);
+                    self.volume(volume).meets_damage(cx.now, bad);
                 }
                 self.volume(volume).counters.ssd_read_bytes += fetched.ssd_bytes;
                 self.part_of_read_ended(cx, read);
@@ -538,7 +484,7 @@ impl Core {
                 self.resize(cx, volume, request, size_bytes);
             }
             Command::Tune { volume, tuning } => {
-                self.volume(volume).tuning = tuning;
+                self.volume(volume).tune(tuning);
                 self.count_writers();
                 self.count_group(volume);
                 cx.out.reply(request, Ok(()));
@@ -557,32 +503,6 @@ impl Core {
         }
     }
 
-    /// Takes the extents of dropped maps out of the accounts, in small steps.
-    fn sweep(&mut self) {
-        let mut left = SWEEP_EXTENTS;
-        while left > 0 {
-            let Some(map) = self.deferred_free.last_mut() else {
-                return;
-            };
-            let Some(piece) = map.pop() else {
-                self.deferred_free.pop();
-                continue;
-            };
-            let change = crate::map::Change::Removed(piece);
-            self.log.account(crate::log::QuotaOwner::NONE, change);
-            assert!(self.dirty_extents > 0, "each extent was counted");
-            self.dirty_extents -= 1;
-            left -= 1;
-        }
-    }
-
-    /// Drops a map: its extents keep nothing alive any more.
-    fn free_later(&mut self, map: ExtentMap) {
-        if !map.is_empty() {
-            self.deferred_free.push(map);
-        }
-    }
-
     pub fn find(&mut self, id: VolumeId) -> Option<&mut Volume> {
         self.volumes.get_mut(id.0 as usize)?.as_mut()
     }
@@ -594,28 +514,13 @@ impl Core {
             .expect("a volume stays while work of it is in flight")
     }
 
-    /// These blocks, which the volume needs, cannot be read.
-    fn mark_damaged(&mut self, now: Time, id: VolumeId, bad: impl Iterator<Item = LogAddr>) {
-        let volume = self.volume(id);
-        volume.counters.checksum_errors += 1;
-        if volume.bypass == Bypass::Held {
-            return;
-        }
-        if volume.state() != crate::snapshot::State::Damaged {
-            volume.unread.clear();
-        }
-        volume.unread.add(now, bad);
-        volume.damage("dirty data cannot be read from the cache device any more");
-    }
-
     /// Nothing that is kept clean of this volume counts any more. A base layer, which nobody
     /// writes, stays.
     fn renew_layer(&mut self, id: VolumeId) {
-        self.layers += 1;
-        let layer = Layer(self.layers);
+        let layer = self.given.take_layer();
         let volume = self.volume(id);
-        if !layers::is_base(volume.layer) {
-            let old = core::mem::replace(&mut volume.layer, layer);
+        if !layers::is_base(volume.layer()) {
+            let old = volume.change_layer(layer);
             self.forget_layer(old);
         }
     }
@@ -623,7 +528,7 @@ impl Core {
     fn enqueue(&mut self, id: VolumeId) {
         let volume = self.volume(id);
         if volume.enqueue() {
-            self.queue.push_back(id);
+            self.touched.wants_try(id);
         }
     }
 }

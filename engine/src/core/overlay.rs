@@ -17,7 +17,7 @@ use super::checkpoint::Waiter;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Refusal, ResetOn};
 use crate::outbox::Cx;
-use crate::types::{Generation, Policy, RequestId, VolumeId};
+use crate::types::{Policy, RequestId, VolumeId};
 
 impl Core {
     /// Throws an overlay away by command: durable before the reply.
@@ -56,12 +56,12 @@ impl Core {
         why: ResetOn,
     ) {
         let volume = self.volume(id);
-        let counts = volume.policy == Policy::Ephemeral && volume.tuning.reset_on == why;
+        let counts = volume.policy == Policy::Ephemeral && volume.tuning().reset_on == why;
         if !counts || !volume.is_dirty() {
             cx.out.reply(request, Ok(()));
             return;
         }
-        volume.ended = true;
+        volume.guest_ends();
         self.checkpoint.wait(Waiter::Leave(request));
     }
 
@@ -89,13 +89,13 @@ impl Core {
         };
         // The order to reset may have been taken back meanwhile.
         let goes_on = volume.has_sleeper() && !has(Bug::ResetUnderSleeper);
-        if volume.ended && volume.tuning.reset_on != ResetOn::Command && !goes_on {
+        if volume.is_to_be_reset() && !goes_on {
             mark(Mark::ResetAtArrival);
             self.begin_reset(cx, id);
             self.checkpoint.wait(Waiter::Renew(id));
             return;
         }
-        let ended = core::mem::take(&mut volume.ended);
+        let ended = volume.take_end();
         for request in volume.take_arrivals() {
             match ended {
                 // A checkpoint may say that it had ended; nobody goes on before another does not.
@@ -108,8 +108,7 @@ impl Core {
     /// Everything the overlay holds is void with the next checkpoint; until it is durable
     /// requests wait.
     pub(super) fn begin_reset(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let generation = self.generation_next;
-        self.generation_next = Generation(generation.0 + 1);
+        let generation = self.given.take_generation();
         // A write of which a part lies in what goes cannot be completed.
         if self.volume(id).is_in_part() {
             self.give_up_unfinished(id);
@@ -121,17 +120,15 @@ impl Core {
         let quota_owner = self.log.open_quota();
         let volume = self.volume(id);
         assert!(
-            volume.policy == Policy::Ephemeral && volume.destage.is_none(),
+            volume.policy == Policy::Ephemeral && volume.destage().is_none(),
             "only overlays are reset, and none that is being committed"
         );
         volume.close();
-        volume.ended = false;
-        volume.image.overlay_misfits = false;
-        volume.image.under = volume.image.seen.kept();
+        volume.take_end();
+        volume.overlay_lies_anew();
         volume.begin_anew(generation);
         volume.recover();
-        volume.overlay.since = None;
-        let old = core::mem::replace(&mut volume.quota_owner, quota_owner);
+        let old = volume.overlay_begins_anew(quota_owner);
         let epochs = core::mem::take(&mut volume.epochs);
         self.log.close_quota(old);
         assert!(epochs.len() <= 1, "an overlay is one epoch");

@@ -9,21 +9,9 @@ use super::{Core, Timer};
 use crate::flow::Gauges;
 use crate::outbox::{Cx, Pending};
 use crate::types::{Policy, Time, VolumeId};
+use crate::volume::Waiting;
 use crate::volume::share::Pool;
-use crate::volume::{WaitKind, Waiting};
-use crate::window::READS_LINGER_NS;
 use alloc::vec::Vec;
-
-impl Waiting {
-    /// Blocks of the log that it will take; nothing for what is no write.
-    pub(super) fn blocks(&self) -> u64 {
-        match self.kind {
-            WaitKind::Write { span, .. } => span.blocks(),
-            WaitKind::Zero { .. } => 1,
-            WaitKind::Read { .. } | WaitKind::Flush => 0,
-        }
-    }
-}
 
 impl Core {
     /// Counts a write that arrives at a ready volume, and says when it may be admitted.
@@ -47,7 +35,7 @@ impl Core {
         }
         let gauges = self.gauges(id, arriving);
         let volume = self.volume(id);
-        volume.flow.look(cx.now, &volume.tuning.flow, &gauges);
+        volume.look_at_flow(cx.now, &gauges);
         if volume.flow.is_pressing() && !volume.is_destaging() {
             self.touch(id);
         }
@@ -63,10 +51,7 @@ impl Core {
         let limit = volume.dirty_limit_blocks();
         let held: u64 = volume.waiting().map(Waiting::blocks).sum();
         let batch = volume.epochs.front().map_or(0, |epoch| epoch.charge);
-        let moved = volume
-            .destage
-            .as_ref()
-            .map_or(0, |it| it.moved_halves() / 2);
+        let moved = volume.destage().map_or(0, |it| it.moved_halves() / 2);
         Gauges {
             dirty_blocks: charge,
             room_blocks: room.min(limit),
@@ -75,23 +60,8 @@ impl Core {
             extents_room,
             batch_left_blocks: batch.saturating_sub(moved),
             held_blocks: held + arriving,
-            queue_depth: u64::from(volume.tuning.origin_queue_depth),
+            queue_depth: u64::from(volume.tuning().origin_queue_depth),
         }
-    }
-
-    /// When the first waiting request of a volume has its turn, if that is not now.
-    pub(super) fn held_until(&mut self, now: Time, id: VolumeId) -> Option<Time> {
-        let volume = self.volume(id);
-        let first = volume.first_waiting()?;
-        // A write that has begun is finished: all others wait for it.
-        if volume.is_in_part() {
-            return None;
-        }
-        let at = match first.blocks() {
-            0 => first.due,
-            _ => first.due.max(volume.flow.not_before()),
-        };
-        (at > now).then_some(at)
     }
 
     /// Sets the timer for the first held write of a volume.
@@ -122,10 +92,10 @@ impl Core {
     fn origin_of(&mut self, pending: &Pending) -> Option<(VolumeId, u64)> {
         match *pending {
             // Guests read about as much at once as they write.
-            Pending::Fill { fill } => self.fills.get(fill).origin().map(|id| (id, 1)),
-            Pending::OriginRead { read, .. } => Some((self.reads.get(read).volume, 1)),
-            Pending::Destage { volume, job } => Some((volume, self.job_blocks(volume, job))),
-            Pending::Direct { call } => Some((self.direct_ios.get(call).volume(), 0)),
+            Pending::Fill { fill } => self.reading.fill(fill).origin().map(|id| (id, 1)),
+            Pending::OriginRead { read, .. } => Some((self.reading.read(read).volume, 1)),
+            Pending::Destage { volume, job } => Some((volume, self.volume(volume).job_blocks(job))),
+            Pending::Direct { call } => Some((self.direct.get(call).volume(), 0)),
             _ => pending.volume().map(|id| (id, 0)),
         }
     }
@@ -136,9 +106,9 @@ impl Core {
             let blocks = if ok { blocks } else { 0 };
             let volume = self.volume(id);
             volume.flow.origin_done(started, now, blocks);
-            let storage = volume.storage;
+            let storage = volume.storage();
             if ok && matches!(pending, Pending::Fill { .. } | Pending::OriginRead { .. }) {
-                self.windows.read_done(now, storage, now.since(started));
+                self.turns.read_done(now, storage, now.since(started));
             }
         }
     }
@@ -153,7 +123,7 @@ impl Core {
             }
         }
         for volume in self.volumes.iter_mut().flatten() {
-            volume.flow.outstanding(oldest[volume.id.0 as usize]);
+            volume.flow.outstanding(oldest[volume.id().0 as usize]);
         }
     }
 
@@ -162,7 +132,7 @@ impl Core {
     pub(super) fn has_place(&mut self, now: Time, id: VolumeId) -> bool {
         let open = self.is_place_free(now, id);
         if !open {
-            if self.held_pieces(id) == 0 {
+            if self.volume(id).held_pieces() == 0 {
                 // It waits for the requests of others: it does not hang.
                 self.turns.moved(now, id);
             }
@@ -175,24 +145,7 @@ impl Core {
         let log = self.log.gauge();
         let log_fill = log.live * 1000 / log.capacity.max(1);
         let volume = self.volume(id);
-        let (storage, fill) = (volume.storage, volume.dirty_fill().max(log_fill));
-        self.windows.is_open(now, storage, fill)
-    }
-
-    /// Requests that the destager of a volume may have at the origin. Reads of its guest go first:
-    /// while there are some it keeps a quarter, and more the fuller the volume is.
-    pub(super) fn destage_depth(&mut self, now: Time, id: VolumeId) -> usize {
-        let volume = self.volume(id);
-        let depth = volume.tuning.origin_queue_depth.max(1) as usize;
-        if volume
-            .guest_read_at()
-            .is_none_or(|at| now.since(at) > READS_LINGER_NS)
-        {
-            return depth;
-        }
-        let fill = volume.dirty_fill() as usize;
-        let kept = (depth * (250 + fill * 3 / 4) / 1000).max(1);
-        assert!(kept <= depth, "a part is no more than the whole");
-        kept
+        let (storage, fill) = (volume.storage(), volume.dirty_fill().max(log_fill));
+        self.turns.is_open(now, storage, fill)
     }
 }

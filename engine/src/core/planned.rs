@@ -20,14 +20,14 @@ use super::tables::{file_device, read_of};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
-use crate::format::journal::{self, JournalEntry};
+use crate::format::journal::JournalEntry;
 use crate::format::record::EntryKind;
 use crate::map::Content;
 use crate::memory::Slice;
 use crate::origin::{Lies, Missing, Planned, Planner, TABLE_BYTES_MAX, When, Work};
 use crate::outbox::{Cx, Pending, PlanIo, Timer};
 use crate::snapshot::State;
-use crate::types::{BLOCK_BYTES, Policy, SECTOR_BYTES, Span, VolumeId};
+use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, VolumeId};
 use crate::volume::batch::{Plan, Source, next_pieces, pieces_of, step_of_planner};
 use crate::volume::destage::Phase;
 use crate::volume::jobs::Job;
@@ -35,8 +35,6 @@ use alloc::vec::Vec;
 
 /// Steps of a plan in one turn of the engine.
 const STEPS_MAX: usize = 512;
-/// Sectors that one entry of a journal zeroes.
-const ZERO_SECTORS_MAX: u64 = 1 << 21;
 /// A plan that met a contradiction in the image is made anew so much later.
 const DAMAGED_MS: u64 = 60_000;
 
@@ -54,15 +52,8 @@ enum Went {
 
 impl Core {
     pub(super) fn planner(&mut self, id: VolumeId) -> Option<&mut dyn Planner> {
-        let map = self.volume(id).map?;
+        let map = self.volume(id).map()?;
         self.maps.get(map).planner()
-    }
-
-    /// The image of the volume is written by plans: by its destages, or by its commit.
-    pub(super) fn plans(&mut self, id: VolumeId) -> bool {
-        let volume = self.volume(id);
-        let writes = volume.policy == Policy::WriteBack || volume.may_commit();
-        writes && volume.map.is_some()
     }
 
     /// Takes the plan of a destage as far as it goes without waiting.
@@ -104,7 +95,7 @@ impl Core {
     }
 
     fn plan_step(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> Went {
-        let depth = self.destage_depth(cx.now, id);
+        let depth = self.volume(id).destage_depth(cx.now);
         let piece_bytes = self.scratch.piece_bytes();
         let destage = self.phase(id);
         if destage.failed || destage.resend.is_resting(cx.now) {
@@ -145,7 +136,11 @@ impl Core {
         let planner = self.planner(id).expect("such an image has one");
         let cluster = planner.cluster_bytes() / SECTOR_BYTES;
         let cursor = self.plan(id).cursor;
-        let next = next_pieces(pieces_of(self.destaged_map(id), cursor), cursor, cluster);
+        let next = next_pieces(
+            pieces_of(self.volume(id).destaged_map(), cursor),
+            cursor,
+            cluster,
+        );
         let planner = self.planner(id).expect("just seen");
         let (planned, work) = step_of_planner(planner, next.as_ref());
         match planned {
@@ -223,33 +218,7 @@ impl Core {
                 self.plan(id)
                     .add(rank.when(), at, Source::Bytes(bytes), piece_bytes);
             }
-            Work::Zero { at, bytes } => self.journal_zeroes(id, at, bytes),
-        }
-    }
-
-    /// A range of zeroes is an entry of the journal and no more.
-    fn journal_zeroes(&mut self, id: VolumeId, at: u64, bytes: u64) {
-        assert!(at.is_multiple_of(SECTOR_BYTES) && bytes.is_multiple_of(SECTOR_BYTES));
-        let entries = &mut self.phase(id).entries;
-        let mut span = Span::new(at / SECTOR_BYTES, bytes / SECTOR_BYTES);
-        let kind = EntryKind::Zero { allocate: false };
-        if let Some(last) = entries.last_mut()
-            && last.kind == kind
-            && last.span.end() == span.sector
-            && last.span.sectors + span.sectors <= ZERO_SECTORS_MAX
-        {
-            last.span.sectors += span.sectors;
-            return;
-        }
-        while span.sectors > 0 {
-            let sectors = span.sectors.min(ZERO_SECTORS_MAX);
-            entries.push(JournalEntry {
-                span: Span::new(span.sector, sectors),
-                kind,
-                offset: 0,
-                checksum: 0,
-            });
-            span = Span::new(span.sector + sectors, span.sectors - sectors);
+            Work::Zero { at, bytes } => self.volume(id).journal_zeroes(at, bytes),
         }
     }
 
@@ -273,7 +242,7 @@ impl Core {
         self.plan(id).missing = Some(missing);
         let bytes = missing.bytes;
         let device = file_device(id, missing.file);
-        self.count_plan_read(id, bytes);
+        self.volume(id).count_plan_read(bytes);
         let (volume, io) = (id, PlanIo::Table);
         let pending = Pending::Plan { volume, io };
         let (purpose, at) = (Purpose::DestageRead, missing.offset);
@@ -284,13 +253,6 @@ impl Core {
         for piece in core::mem::take(&mut self.plan(id).pieces) {
             self.scratch.free_destage_piece(piece);
         }
-    }
-
-    fn count_plan_read(&mut self, id: VolumeId, bytes: u64) {
-        let volume = self.volume(id);
-        volume.request_begins();
-        volume.counters.origin.reads += 1;
-        volume.counters.origin.read_bytes += bytes;
     }
 
     pub(super) fn plan_table_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, ok: bool) {
@@ -305,7 +267,7 @@ impl Core {
             let planner = self.planner(id).expect("such an image has one");
             planner.supply(missing, &bytes);
             self.turns.moved(cx.now, id);
-            self.go_on_after_success(id);
+            self.volume(id).go_on_after_success();
         } else {
             self.volume(id).counters.origin.errors += 1;
             self.rest_after_failure(cx, id);
@@ -384,7 +346,7 @@ impl Core {
         } in reads
         {
             let (device, offset, op) = read_of(id, lies);
-            self.count_plan_read(id, bytes);
+            self.volume(id).count_plan_read(bytes);
             let (volume, io) = (id, PlanIo::Read { job });
             let pending = Pending::Plan { volume, io };
             let place = place.plus(at);
@@ -438,14 +400,16 @@ impl Core {
                     cx.memory.zero(to, part.bytes);
                 }
                 Source::File(_) => {}
-                Source::Epoch(span) => self.destaged_map(id).get(*span, |part, content| {
-                    let Some(Content::Data(addr)) = content else {
-                        unreachable!("an epoch keeps its data while it is on its way");
-                    };
-                    let sectors = part.sectors;
-                    wants.push(Want { addr, sectors, to });
-                    to = to.plus(sectors * SECTOR_BYTES);
-                }),
+                Source::Epoch(span) => {
+                    self.volume(id).destaged_map().get(*span, |part, content| {
+                        let Some(Content::Data(addr)) = content else {
+                            unreachable!("an epoch keeps its data while it is on its way");
+                        };
+                        let sectors = part.sectors;
+                        wants.push(Want { addr, sectors, to });
+                        to = to.plus(sectors * SECTOR_BYTES);
+                    })
+                }
             }
         }
         cx.memory.zero(place.plus(filled), padded - filled);
@@ -477,20 +441,11 @@ impl Core {
     /// A batch is not sent: something of it cannot be read, or its image is another one.
     fn end_batch(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
         let cut = self.phase(id).jobs.get(job).cut;
-        self.keep_batch(id, job);
+        self.volume(id).keep_batch(job);
         if cut && !self.phase(id).failed {
             self.rest_after_failure(cx, id);
         }
         self.end_job(cx, id, job);
-    }
-
-    /// A batch that failed, or was not sent, is put together again.
-    pub(super) fn keep_batch(&mut self, id: VolumeId, job: u32) {
-        let destage = self.phase(id);
-        let batch = destage.jobs.get(job).batch.take();
-        let batch = batch.expect("it is of a plan");
-        let plan = destage.plan.as_mut().expect("it is under way");
-        plan.put_back(batch);
     }
 
     fn send_planned(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) {
@@ -554,15 +509,5 @@ impl Core {
             destage.phase = Phase::Table;
         }
         done
-    }
-
-    /// Whether two entries of the journal write one place: then the order would decide, and the
-    /// image maps two clusters of the disk to one of the file.
-    pub(super) fn entries_overlap(&mut self, id: VolumeId) -> bool {
-        let entries = &self.phase(id).entries;
-        let mut spans: Vec<Span> = entries.iter().map(|entry| entry.span).collect();
-        spans.sort_unstable_by_key(|span| span.sector);
-        let overlap = |pair: &[Span]| pair[0].end() > pair[1].sector;
-        spans.windows(2).any(overlap) || spans.len() > journal::ENTRIES_MAX
     }
 }

@@ -32,11 +32,9 @@ use crate::format::ledger::Progress;
 use crate::image::Image;
 use crate::origin::Map;
 use crate::outbox::{Cx, Timer};
-use crate::ram::Layer;
 use crate::types::{RequestId, Time, VolumeId};
 use crate::volume::ledger::LedgerStep;
 use crate::volume::quiesce::Step;
-use crate::volume::{Bypass, Quiesce};
 use alloc::boxed::Box;
 
 /// Guests do not wait longer than this for requests to an image that has to be exchanged.
@@ -45,7 +43,7 @@ const EMPTY_MS_MAX: u64 = 10_000;
 impl Core {
     /// An administrator's order: the images of a volume and its group are to rest.
     pub(super) fn quiesce(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
-        if self.stopping {
+        if self.service.is_stopping() {
             return cx.out.reply(request, Err(Refusal::Gone));
         }
         let failed = self.health.is_failed();
@@ -59,20 +57,11 @@ impl Core {
         let cut = self.newest_cut(id);
         for member in &members {
             let volume = self.volume(*member);
-            let newest = volume.epochs.back().map(|epoch| epoch.last_serial);
-            let upto = newest.map_or(volume.destaged(), |it| it.max(volume.destaged()));
-            volume.want(upto);
-            assert!(volume.quiesce.is_none(), "one order at a time");
-            volume.quiesce = Some(Quiesce {
-                upto,
-                cut,
-                step: Step::Drain,
-                order: (*member == id).then_some(request),
-            });
+            volume.begin_quiesce(cut, (*member == id).then_some(request));
         }
         mark(Mark::Quiesced);
         for member in members {
-            self.read_bad_again(cx.now, member);
+            self.volume(member).read_bad_again(cx.now);
             self.touch(member);
         }
     }
@@ -92,7 +81,10 @@ impl Core {
     /// The same of a group whose oldest dirty cut is this.
     pub(super) fn group_stays_at_rest(&mut self, id: VolumeId, oldest: u64) -> bool {
         let members = self.members(id);
-        let holds = |it: &VolumeId| self.volume(*it).quiesce.is_some_and(|it| it.cut < oldest);
+        let holds = |it: &VolumeId| {
+            let cut = self.volume(*it).quiesce_cut();
+            cut.is_some_and(|cut| cut < oldest)
+        };
         let rests = members.iter().any(holds) && !has(Bug::DestageAtRest);
         rests && !self.ends_rest(id)
     }
@@ -102,22 +94,19 @@ impl Core {
         let failed = self.health.is_failed();
         let members = self.members(id);
         let ended = |core: &mut Core, member: &VolumeId| {
-            let bypassed = core.volume(*member).bypass != Bypass::None;
+            let bypassed = !core.volume(*member).is_with_log();
             failed || bypassed || core.is_room_scarce(*member)
         };
         let rests = |it: &VolumeId| {
-            self.volume(*it)
-                .quiesce
-                .is_none_or(|it| it.step == Step::Rest)
+            let step = self.volume(*it).quiesce_step();
+            step.is_none_or(|step| step == Step::Rest)
         };
         if !members.iter().all(rests) || !members.iter().any(|it| ended(self, it)) {
             return false;
         }
         mark(Mark::RestEnded);
         for member in members {
-            let volume = self.volume(member);
-            let rested = volume.quiesce.take().is_some();
-            volume.counters.rests_ended += u64::from(rested);
+            self.volume(member).break_rest();
         }
         true
     }
@@ -125,13 +114,13 @@ impl Core {
     /// Whether the image of this volume has all that was asked for.
     fn has_reached_rest(&mut self, id: VolumeId) -> bool {
         let members = self.members(id);
-        let grouped = self.volume(id).group.is_some();
+        let grouped = self.volume(id).group().is_some();
         let fronts = members
             .iter()
             .filter_map(|it| self.volume(*it).epochs.front().map(|epoch| epoch.cut));
         let oldest = fronts.min().unwrap_or(u64::MAX);
         let volume = self.volume(id);
-        let cut = volume.quiesce.map_or(0, |it| it.cut);
+        let cut = volume.quiesce_cut().unwrap_or(0);
         match grouped {
             true => oldest > cut,
             false => volume.is_drained(),
@@ -140,7 +129,7 @@ impl Core {
 
     /// Something of the volume has ended: goes on with its rest.
     pub(super) fn quiesce_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let Some(step) = self.find(id).and_then(|it| it.quiesce).map(|it| it.step) else {
+        let Some(step) = self.find(id).and_then(|it| it.quiesce_step()) else {
             return;
         };
         match step {
@@ -155,7 +144,7 @@ impl Core {
         // One that has joined the group meanwhile rests from its begin on.
         let still = |it: &VolumeId| {
             let volume = self.volume(*it);
-            volume.is_still() || volume.quiesce.is_none()
+            volume.is_still() || !volume.is_quiescing()
         };
         let reached = members.iter().all(still) && self.has_reached_rest(id);
         if !reached && !has(Bug::RestUnfinished) {
@@ -168,11 +157,7 @@ impl Core {
             for order in volume.take_destage_orders() {
                 cx.out.reply(order, Err(Refusal::Busy));
             }
-            let Some(quiesce) = volume.quiesce.as_mut() else {
-                continue;
-            };
-            quiesce.step = Step::Rest;
-            if let Some(order) = quiesce.order.take() {
+            if let Some(order) = volume.begin_rest() {
                 cx.out.reply(order, Ok(()));
             }
         }
@@ -181,9 +166,7 @@ impl Core {
     /// The image of a volume or of a member of its group cannot be brought to rest.
     pub(super) fn refuse_quiesce(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
         for member in self.members(id) {
-            let volume = self.volume(member);
-            let drains = volume.quiesce.take_if(|it| it.step == Step::Drain);
-            if let Some(order) = drains.and_then(|it| it.order) {
+            if let Some(order) = self.volume(member).refuse_quiesce() {
                 cx.out.reply(order, Err(refusal));
             }
         }
@@ -191,8 +174,7 @@ impl Core {
 
     /// A volume goes, and with it what was ordered of its image.
     pub(super) fn forget_quiesce(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let quiesce = self.volume(id).quiesce.take();
-        if let Some(order) = quiesce.and_then(|it| it.order) {
+        if let Some(order) = self.volume(id).forget_quiesce() {
             cx.out.reply(order, Err(Refusal::Gone));
         }
     }
@@ -200,18 +182,17 @@ impl Core {
     /// An administrator's order: the images are written again as before. Refused where they have
     /// not come to rest, which is given up.
     pub(super) fn resume(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
-        let step = self.volume(id).quiesce.map(|it| it.step);
+        let step = self.volume(id).quiesce_step();
         let answer = match step {
-            _ if self.stopping => Err(Refusal::Gone),
+            _ if self.service.is_stopping() => Err(Refusal::Gone),
             None | Some(Step::Drain) => Err(Refusal::NotQuiesced),
             Some(Step::Rest) => Ok(()),
             Some(_) => Err(Refusal::Busy),
         };
-        if !self.stopping && matches!(step, Some(Step::Drain | Step::Rest)) {
+        if !self.service.is_stopping() && matches!(step, Some(Step::Drain | Step::Rest)) {
             self.refuse_quiesce(cx, id, Refusal::NotQuiesced);
             for member in self.members(id) {
-                let volume = self.volume(member);
-                volume.quiesce.take_if(|it| it.step == Step::Rest);
+                self.volume(member).resume();
                 self.touch(member);
             }
         }
@@ -220,12 +201,12 @@ impl Core {
 
     /// Another file is about to take the place of the image.
     pub(super) fn announce_exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
-        let stopping = self.stopping;
+        let stopping = self.service.is_stopping();
         let volume = self.volume(id);
-        let rests = volume.quiesce.is_some_and(|it| it.step == Step::Rest);
-        let refusal = match volume.ledger_writer.as_ref().map(|it| &it.ledger) {
+        let rests = volume.quiesce_step() == Some(Step::Rest);
+        let refusal = match volume.ledger() {
             _ if !rests => Refusal::NotQuiesced,
-            _ if !volume.is_still() || volume.map.is_none() => Refusal::Busy,
+            _ if !volume.is_still() || !volume.is_mapped() => Refusal::Busy,
             Some(ledger) if ledger.progress == Progress::Idle && !stopping => {
                 return self.succeed(cx, id, Step::Announce, request);
             }
@@ -236,16 +217,15 @@ impl Core {
 
     /// The host has exchanged the files, or has given it up.
     pub(super) fn end_exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
-        if self.volume(id).is_moving() && !self.stopping {
+        if self.volume(id).is_moving() && !self.service.is_stopping() {
             return self.end_move(cx, id, request);
         }
-        let quiesce = self.volume(id).quiesce;
-        let refusal = match quiesce.map(|it| it.step) {
+        let refusal = match self.volume(id).quiesce_step() {
             // The next start finds either of the two files.
-            _ if self.stopping => Refusal::Gone,
+            _ if self.service.is_stopping() => Refusal::Gone,
             None | Some(Step::Drain | Step::Rest) => Refusal::NotQuiesced,
             Some(Step::Announced | Step::Empty { .. } | Step::Exchanged) => {
-                if let Some(order) = quiesce.and_then(|it| it.order) {
+                if let Some(order) = self.volume(id).take_exchange_order() {
                     cx.out.reply(order, Err(Refusal::Io));
                 }
                 self.succeed(cx, id, Step::Settle, request);
@@ -258,68 +238,50 @@ impl Core {
 
     /// Writes the ledger with or without a successor.
     fn succeed(&mut self, cx: &mut Cx<'_>, id: VolumeId, step: Step, request: RequestId) {
-        let volume = self.volume(id);
-        assert!(volume.is_still(), "nothing writes image or ledger");
-        let quiesce = volume.quiesce.as_mut().expect("its image rests");
-        (quiesce.step, quiesce.order) = (step, Some(request));
-        let ledger = volume.ledger_writer.as_mut();
-        let ledger = &mut ledger.expect("write-back volumes have a ledger").ledger;
-        ledger.may_succeed = step == Step::Announce;
+        self.volume(id).tell_exchange(step, request);
         self.write_ledger(cx, id, LedgerStep::Exchange);
     }
 
     /// The ledger says so.
     pub(super) fn exchange_said(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let Some(quiesce) = self.volume(id).quiesce.as_mut() else {
-            return;
-        };
-        let order = quiesce.order.take().expect("it was ordered");
-        match quiesce.step {
-            Step::Announce => quiesce.step = Step::Announced,
-            step => {
-                assert!(step == Step::Settle, "a ledger is written in two steps");
-                self.volume(id).quiesce = None;
-            }
+        if let Some(order) = self.volume(id).exchange_is_told() {
+            cx.out.reply(order, Ok(()));
         }
-        cx.out.reply(order, Ok(()));
     }
 
     /// The new file is there: the host wants to exchange what is open.
     pub(super) fn empty_for_exchange(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let until = cx.now.plus_millis(EMPTY_MS_MAX);
-        if self.stopping {
+        if self.service.is_stopping() {
             return cx.out.reply(request, Err(Refusal::Gone));
         }
         if self.volume(id).is_moving() {
             return self.empty_to_move(cx, id, request);
         }
-        let quiesce = self.volume(id).quiesce.as_mut();
-        let Some(quiesce) = quiesce.filter(|it| it.step == Step::Announced) else {
+        if !self.volume(id).begin_to_empty(until, request) {
             return cx.out.reply(request, Err(Refusal::NotQuiesced));
-        };
-        (quiesce.step, quiesce.order) = (Step::Empty { until }, Some(request));
+        }
         cx.out.timer(until, Timer::Housekeeping);
     }
 
     /// Nothing of the image is on its way, or something is for too long.
     fn emptied(&mut self, cx: &mut Cx<'_>, id: VolumeId, until: Time) {
         // One that is asked for again lies where the files before had it.
-        let filling = self.fills.iter_mut().any(|fill| fill.origin() == Some(id));
-        let stopping = self.stopping;
+        let filling = self.reading.is_filling(id);
+        let stopping = self.service.is_stopping();
         let volume = self.volume(id);
         let busy = filling || volume.has_requests() || volume.has_reads();
         let busy = busy && !has(Bug::ExchangeUnderReads);
-        let quiesce = volume.quiesce.as_mut().expect("checked by the caller");
         if busy && cx.now < until && !stopping {
             return;
         }
-        let Some(order) = quiesce.order.take() else {
+        let Some(order) = volume.take_exchange_order() else {
             return;
         };
         if !busy && !stopping {
             return cx.out.reply(order, Ok(()));
         }
-        quiesce.step = Step::Announced;
+        volume.stay_announced();
         cx.out.reply(order, Err(Refusal::Io));
         if !stopping {
             self.open_for_requests(cx, id);
@@ -338,25 +300,18 @@ impl Core {
             return self.moved(id, map, image);
         }
         let (name, below) = (map.tables()[0], map.layers()[0]);
-        self.layers += 1;
-        let own = Layer(self.layers);
+        let own = self.given.take_layer();
         let volume = self.volume(id);
         assert!(written && volume.holds_for_exchange(), "the host was told");
         assert!(!volume.is_destaging(), "the image has rested all the time");
-        let old = core::mem::replace(&mut volume.layer, own);
-        volume.image.seen = Image {
-            marked: image.marked.of(volume.uuid),
-            ..image.written()
-        };
-        let quiesce = volume.quiesce.as_mut().expect("it is empty");
-        quiesce.step = Step::Exchanged;
-        let ledger = volume.ledger_writer.as_mut();
-        let ledger = &mut ledger.expect("write-back volumes have a ledger").ledger;
-        ledger.image = image.kept();
-        let before = volume.map.take().expect("it is an image of a format");
+        let old = volume.change_layer(own);
+        volume.sees_written(&image);
+        volume.image_is_exchanged();
+        volume.written_ledger().sees_image(&image);
+        let before = volume.close_map().expect("it is an image of a format");
         self.maps.close(before);
         let map = self.maps.open(name, map);
-        self.volume(id).map = Some(map);
+        self.volume(id).open_map(map);
         self.promote_layer(old, below);
         self.open_for_requests(cx, id);
     }

@@ -74,7 +74,9 @@ impl Core {
             volume.counters.overlay_hits += 1;
         }
         let goal = Goal::Guest { request, buffer };
-        let read = self.reads.insert(ReadOp::new(id, goal, span, started));
+        let read = self
+            .reading
+            .begin_read(ReadOp::new(id, goal, span, started));
         let mut wants = Vec::new();
         for (part, content) in parts {
             let to = target(buffer, span, part.sector);
@@ -99,7 +101,7 @@ impl Core {
                 .fetches
                 .start(cx, parts, owner, Purpose::GuestRead, &wants)
             {
-                self.reads.get(read).waits += 1;
+                self.reading.read(read).waits += 1;
             } else {
                 let reads = &mut self.volume(id).counters.reads;
                 reads.ssd_hits -= 1;
@@ -111,10 +113,10 @@ impl Core {
 
     /// A part that no epoch covers: through the tier, or past it.
     pub(super) fn read_uncovered(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
-        let op = self.reads.get(read);
+        let op = self.reading.read(read);
         let (id, guests) = (op.volume, op.is_guests());
         let uncached = self.volume(id).policy == Policy::Uncached;
-        match guests && (uncached || self.is_being_written(id, part)) {
+        match guests && (uncached || self.volume(id).is_being_written(part)) {
             true => self.read_origin(cx, read, part),
             false => self.read_clean(cx, read, part),
         }
@@ -122,13 +124,13 @@ impl Core {
 
     /// One of the things a read waits for has ended.
     pub(super) fn part_of_read_ended(&mut self, cx: &mut Cx<'_>, read: u32) {
-        let op = self.reads.get(read);
+        let op = self.reading.read(read);
         assert!(op.waits > 0, "a read that has ended waits for nothing");
         op.waits -= 1;
         if op.waits > 0 {
             return;
         }
-        let op = self.reads.take(read);
+        let op = self.reading.end_read(read);
         let volume = self.volume(op.volume);
         volume.read_ends(op.held);
         match op.goal {
@@ -140,12 +142,12 @@ impl Core {
 
     /// Whose clean blocks a read takes.
     pub(super) fn layer_of_read(&mut self, read: u32) -> Layer {
-        let op = self.reads.get(read);
+        let op = self.reading.read(read);
         match &op.goal {
             Goal::Table(table) => table.layer,
             Goal::Guest { .. } => {
                 let id = op.volume;
-                self.volume(id).layer
+                self.volume(id).layer()
             }
         }
     }
@@ -158,7 +160,7 @@ impl Core {
 
     /// The same of blocks of this layer: its own, or one below that has them.
     pub(super) fn read_layer(&mut self, cx: &mut Cx<'_>, read: u32, part: Span, layer: Layer) {
-        let op = self.reads.get(read);
+        let op = self.reading.read(read);
         let (id, guests) = (op.volume, op.is_guests());
         let first = part.sector / BLOCK_SECTORS;
         let last = (part.end() - 1) / BLOCK_SECTORS;
@@ -175,7 +177,7 @@ impl Core {
                     block += 1;
                 }
                 Lookup::Filling(fill) => {
-                    let end = self.fills.get(fill).end_block().min(last + 1);
+                    let end = self.reading.fill(fill).end_block().min(last + 1);
                     // Parts of a fill that were invalidated meanwhile are asked for anew.
                     let mut upto = block + 1;
                     while upto < end
@@ -215,7 +217,7 @@ impl Core {
         part: Span,
     ) {
         let wanted = clip(part, block, block + 1);
-        let op = self.reads.get(read);
+        let op = self.reading.read(read);
         assert!(
             wanted.sector >= op.span.sector && wanted.end() <= op.span.end(),
             "a block goes to the part of the buffer that asked for it"
@@ -239,7 +241,7 @@ impl Core {
     /// Reads exactly these sectors from the origin, past the tier. A table has no place to be read
     /// to but the tier, and waits for one.
     pub(super) fn read_origin(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
-        let op = self.reads.get(read);
+        let op = self.reading.read(read);
         if !op.is_guests() {
             op.waits += 1;
             return self.hold_read(read, part);
@@ -251,18 +253,16 @@ impl Core {
 
     /// A part of a read is tried again later.
     pub(super) fn hold_read(&mut self, read: u32, part: Span) {
-        self.held_reads.push((read, part));
-        let op = self.reads.get(read);
-        let (id, first) = (op.volume, !core::mem::replace(&mut op.held, true));
+        let (id, first) = self.reading.hold_read(read, part);
         if first {
             self.volume(id).read_is_held();
         }
     }
 
     pub(super) fn read_past_tier(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
-        let id = self.reads.get(read).volume;
+        let id = self.reading.read(read).volume;
         if self.volume(id).is_unreadable() {
-            self.reads.get(read).waits += 1;
+            self.reading.read(read).waits += 1;
             return self.hold_read(read, part);
         }
         let (extents, missing) = match self.locate(read, part) {
@@ -272,7 +272,7 @@ impl Core {
         };
         let from = extents.last().map_or(part.sector, |it| it.span.end());
         let rest = Span::new(from, part.end() - from);
-        let op = self.reads.get(read);
+        let op = self.reading.read(read);
         let Goal::Guest { buffer, .. } = op.goal else {
             unreachable!("a table is read through the tier");
         };
@@ -285,7 +285,7 @@ impl Core {
                 cx.memory.zero(place, bytes);
                 continue;
             }
-            self.reads.get(read).waits += 1;
+            self.reading.read(read).waits += 1;
             let slices = alloc::vec![Slice { place, bytes }];
             let pending = Pending::OriginRead { read, part };
             self.ask_origin(cx, id, extent.lies, slices, pending);
@@ -297,7 +297,7 @@ impl Core {
 
     /// Asks once more for a part that its origin did not give, or that found no place in the tier.
     pub(super) fn read_part_again(&mut self, cx: &mut Cx<'_>, read: u32, part: Span) {
-        match self.reads.get(read).is_guests() {
+        match self.reading.read(read).is_guests() {
             true => self.read_past_tier(cx, read, part),
             false => self.read_clean(cx, read, part),
         }
@@ -312,7 +312,7 @@ impl Core {
         result: Result<(), IoError>,
         started: Time,
     ) {
-        let op = self.reads.get(read);
+        let op = self.reading.read(read);
         let (id, begun) = (op.volume, op.started);
         let volume = self.volume(id);
         volume.request_ends();
@@ -320,11 +320,11 @@ impl Core {
         volume.origin_answered(cx.now, result);
         let again = volume.may_read_again(result);
         if result.is_err() {
-            if again && self.may_hold(id, begun, cx.now) {
+            if again && self.volume(id).may_hold(begun, cx.now) {
                 mark(Mark::ReadHeld);
                 return self.hold_read(read, part);
             }
-            self.reads.get(read).result = Err(Refusal::Io);
+            self.reading.read(read).result = Err(Refusal::Io);
         }
         self.part_of_read_ended(cx, read);
     }

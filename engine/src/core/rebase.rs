@@ -25,14 +25,12 @@ use super::Core;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Refusal;
 use crate::image::Image;
-use crate::origin::{Errand, Map, Move};
+use crate::origin::{Map, Move};
 use crate::outbox::Cx;
 use crate::snapshot::State;
 use crate::types::{RequestId, SECTOR_BYTES, VolumeId};
-use crate::volume::batch::Task;
 use crate::volume::ledger::LedgerStep;
 use crate::volume::rebase::Step;
-use crate::volume::{Bypass, Rebase};
 use alloc::boxed::Box;
 
 impl Core {
@@ -45,20 +43,19 @@ impl Core {
         order: Move,
     ) {
         let failed = self.health.is_failed();
-        let plans = self.plans(id);
+        let plans = self.volume(id).plans();
         let volume = self.volume(id);
-        let busy =
-            volume.resize.is_some() || volume.quiesce.is_some() || volume.image.rebase.is_some();
-        let size = volume.size_bytes / SECTOR_BYTES;
+        let busy = volume.is_resizing() || volume.is_quiescing() || volume.is_rebasing();
+        let size = volume.size_bytes() / SECTOR_BYTES;
         let inside = order.own.iter().all(|it| it.end() <= size);
         let refusal = match volume.state() {
             _ if volume.is_gone() => Some(Refusal::Gone),
-            _ if volume.read_only || !volume.owns_image() || !plans => Some(Refusal::Policy),
+            _ if volume.is_read_only() || !volume.owns_image() || !plans => Some(Refusal::Policy),
             _ if !inside => Some(Refusal::OutOfRange),
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
-            _ if busy || volume.switch.is_some() || volume.has_peers() => Some(Refusal::Busy),
-            _ if failed || volume.bypass != Bypass::None => Some(Refusal::CacheFailed),
+            _ if busy || volume.is_switching() || volume.has_peers() => Some(Refusal::Busy),
+            _ if failed || !volume.is_with_log() => Some(Refusal::CacheFailed),
             _ if volume.is_dirty() || volume.is_between_states() => Some(Refusal::Dirty),
             _ => None,
         };
@@ -66,26 +63,20 @@ impl Core {
             cx.out.reply(request, Err(refusal));
             return;
         }
-        volume.image.rebase = Some(Rebase {
-            order,
-            step: Step::Wait,
-            request: Some(request),
-            refusal: None,
-        });
+        volume.order_rebase(order, request);
     }
 
     /// Goes on when nothing is in its way any more.
     pub(super) fn rebase_progress(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         self.end_misfit_task(cx, id);
-        let rebase = self.find(id).and_then(|it| it.image.rebase.as_ref());
-        let Some(step) = rebase.map(|it| it.step) else {
+        let Some(step) = self.find(id).and_then(|it| it.rebase_step()) else {
             return;
         };
-        let filling = self.fills.iter_mut().any(|fill| fill.origin() == Some(id));
+        let filling = self.reading.is_filling(id);
         if step == Step::Wait {
             // Another policy may have come first, or another image.
             let held = self.volume(id).misfit().is_some();
-            let refusal = match self.plans(id) {
+            let refusal = match self.volume(id).plans() {
                 _ if held => Some(Refusal::Held),
                 false => Some(Refusal::Policy),
                 true => None,
@@ -100,36 +91,21 @@ impl Core {
             volume.has_requests() || volume.has_reads() || filling,
         );
         let serves = volume.is_ready() && !volume.is_detaching();
-        let writer = volume.ledger_writer.as_mut();
-        let Some(rebase) = volume.image.rebase.as_mut().filter(|_| serves) else {
-            return;
-        };
-        let writer = writer.expect("written images have a ledger");
-        if destages || writer.step.is_some() {
+        if !serves || destages || volume.is_ledger_busy() {
             return;
         }
-        match rebase.step {
+        match step {
             Step::Wait => {
-                assert!(rebase.request.is_some(), "an order waits for its plan");
-                rebase.step = Step::Plan;
-                writer.moves = rebase.moves();
-                let (onto, own) = (rebase.order.onto.clone(), &rebase.order.own[..]);
-                let early = onto.is_some() && has(Bug::MoveBeforeOwn);
-                let own = if early { &[][..] } else { own };
-                let task = Task::new(Errand::Own(onto), own);
+                let task = volume.plan_rebase();
                 self.start_task(id, task);
             }
             Step::Reached => {
-                let request = rebase.request.take().expect("it was ordered");
-                match rebase.moves() {
-                    true => rebase.step = Step::Moved,
-                    false => volume.image.rebase = None,
-                }
+                let request = volume.end_rebase_plan();
                 cx.out.reply(request, Ok(()));
                 self.touch(id);
             }
             Step::Empty if !touched => {
-                let request = rebase.request.take();
+                let request = volume.is_empty_to_move();
                 request.into_iter().for_each(|it| cx.out.reply(it, Ok(())));
             }
             Step::Plan | Step::Moved | Step::Empty | Step::Exchanged | Step::Claim => {}
@@ -138,15 +114,12 @@ impl Core {
 
     /// The plan is at the image; its guard is left.
     pub(super) fn rebase_reached(&mut self, id: VolumeId) {
-        let rebase = self.volume(id).image.rebase.as_mut();
-        let rebase = rebase.expect("checked by the caller");
-        assert!(rebase.step == Step::Plan, "it has waited for that");
-        rebase.step = Step::Reached;
-        mark(match rebase.moves() {
+        let (moves, changes) = self.volume(id).rebase_is_reached();
+        mark(match moves {
             true => Mark::ImageMoved,
             false => Mark::MadeOwn,
         });
-        if rebase.moves() && rebase.order.changes {
+        if moves && changes {
             // A block of which the image has a part alone may be another one.
             self.renew_layer(id);
         }
@@ -154,75 +127,44 @@ impl Core {
 
     /// Its plan was given up: the image is as it was.
     pub(super) fn refuse_rebase(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
-        let volume = self.volume(id);
-        let rebase = volume.image.rebase.as_mut().expect("an order was given");
-        assert!(rebase.step != Step::Moved, "what is decided is not refused");
-        if rebase.moves() && rebase.step != Step::Wait {
-            rebase.refusal = Some(refusal);
-            mark(Mark::MoveRefused);
-            return self.claim_again(cx, id);
+        match self.volume(id).refuse_rebase(refusal) {
+            Some(request) => cx.out.reply(request, Err(refusal)),
+            None => {
+                mark(Mark::MoveRefused);
+                self.claim_again(cx, id);
+            }
         }
-        let request = rebase.request;
-        volume.image.rebase = None;
-        cx.out.reply(request.expect("it was ordered"), Err(refusal));
     }
 
     /// The host has what is open of the other files.
     pub(super) fn empty_to_move(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
-        let rebase = self.volume(id).image.rebase.as_mut();
-        let Some(rebase) = rebase.filter(|it| it.step == Step::Moved) else {
-            return cx.out.reply(request, Err(Refusal::Busy));
-        };
-        (rebase.step, rebase.request) = (Step::Empty, Some(request));
+        if !self.volume(id).begin_to_move(request) {
+            cx.out.reply(request, Err(Refusal::Busy));
+        }
     }
 
     /// The host has exchanged what is open: from now on the image is read through this map.
     pub(super) fn moved(&mut self, id: VolumeId, map: Box<dyn Map>, image: Image) {
         let name = map.tables()[0];
         let volume = self.volume(id);
-        let rebase = volume.image.rebase.as_mut().expect("checked by the caller");
-        assert!(
-            rebase.step == Step::Empty && rebase.request.is_none(),
-            "the host was told"
-        );
-        rebase.step = Step::Exchanged;
-        volume.image.seen = Image {
-            marked: image.marked.of(volume.uuid),
-            ..image.written()
-        };
-        let writer = volume.ledger_writer.as_mut();
-        let writer = writer.expect("written images have a ledger");
-        writer.ledger.image = image.kept();
-        assert!(writer.moves && !writer.ledger.dirty, "so the ledger says");
-        writer.below_unsaid = false;
+        volume.image_is_moved(&image);
         if has(Bug::KeepMovedMap) {
             return;
         }
-        let before = volume.map.take().expect("it is an image of a format");
+        let before = volume.close_map().expect("it is an image of a format");
         self.maps.close(before);
-        self.volume(id).map = Some(self.maps.open(name, map));
+        let map = self.maps.open(name, map);
+        self.volume(id).open_map(map);
     }
 
     /// The host has exchanged what is open, or has given that up.
     pub(super) fn end_move(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
-        let rebase = self.volume(id).image.rebase.as_mut();
-        let open =
-            |it: &&mut Rebase| matches!(it.step, Step::Moved | Step::Empty | Step::Exchanged);
-        let Some(rebase) = rebase.filter(open) else {
+        let Some((before, given_up)) = self.volume(id).end_move(request) else {
             return cx.out.reply(request, Err(Refusal::Busy));
         };
-        assert!(
-            rebase.moves() && rebase.refusal.is_none(),
-            "its plan is at the image"
-        );
-        let given_up = rebase.step != Step::Exchanged;
-        if let Some(order) = rebase.request.replace(request) {
+        if let Some(order) = before {
             cx.out.reply(order, Err(Refusal::Io));
         }
-        let writer = self.volume(id).ledger_writer.as_mut();
-        let writer = writer.expect("written images have a ledger");
-        // What is open is seen again and again; the next start finds what the header names.
-        writer.below_unsaid |= given_up;
         if given_up {
             mark(Mark::MoveLeft);
         }
@@ -231,27 +173,14 @@ impl Core {
 
     /// The ledger is to say as before that the log may have more than the image.
     fn claim_again(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let volume = self.volume(id);
-        let rebase = volume.image.rebase.as_mut().expect("checked by the caller");
-        rebase.step = Step::Claim;
-        let writer = volume.ledger_writer.as_mut();
-        let writer = writer.expect("written images have a ledger");
-        (writer.moves, writer.ledger.dirty) = (false, !has(Bug::ServeMoved));
-        if rebase.refusal.is_some() {
-            // The image stands where it stood.
-            writer.ledger.image.below = volume.image.seen.below;
-        }
+        self.volume(id).claim_again();
         self.write_ledger(cx, id, LedgerStep::Move);
     }
 
     /// It says so.
     pub(super) fn move_said(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let rebase = self.volume(id).image.rebase.take();
-        let rebase = rebase.expect("it was under way");
-        assert!(rebase.step == Step::Claim, "its ledger is written once");
-        let answer = rebase.refusal.map_or(Ok(()), Err);
-        cx.out
-            .reply(rebase.request.expect("it was ordered"), answer);
+        let (request, answer) = self.volume(id).move_is_told();
+        cx.out.reply(request, answer);
         self.open_for_requests(cx, id);
     }
 }

@@ -30,7 +30,7 @@
 
 use super::Core;
 use super::replay_source::Brought;
-use crate::adversary::{Bug, Mark, has, mark};
+use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Stat};
 use crate::format::ledger::Progress;
 use crate::format::record::EntryKind;
@@ -40,7 +40,7 @@ use crate::settle::payload_bytes;
 use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Serial, Time, VolumeId};
 use crate::volume::ledger::{APPLY_MS_MAX, LedgerStep};
-use crate::volume::replay::{Job, Step, Write};
+use crate::volume::replay::{Job, Step};
 use crate::volume::resend::RETRY_MS;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -67,7 +67,7 @@ impl Core {
             let Some(volume) = self.find(id) else { return };
             let serves = volume.serves() || volume.applies_commit() || volume.applies_move();
             let begun = volume.is_in_part();
-            let Some(replay) = &mut volume.replay else {
+            let Some(replay) = volume.replay_if_any() else {
                 return;
             };
             if replay.damaged || !serves {
@@ -120,7 +120,7 @@ impl Core {
     /// Sends writes, and reads what is to be written next.
     fn start_copies(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         loop {
-            let depth = self.destage_depth(cx.now, id);
+            let depth = self.volume(id).destage_depth(cx.now);
             let replay = self.volume(id).replay();
             if replay.pause.is_under_way(cx.now) || replay.damaged {
                 return false;
@@ -150,13 +150,13 @@ impl Core {
 
     /// Reads the next entries whose payload lies together. False when there is no memory now.
     fn read_entries(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        let (held, most) = (self.held_pieces(id), self.scratch.piece_bytes());
+        let (held, most) = (self.volume(id).held_pieces(), self.scratch.piece_bytes());
         let volume = self.volumes[id.0 as usize].as_mut();
         let replay = volume.expect("checked by the caller").replay();
         let range = replay.next_entries().expect("checked by the caller");
         let first = replay.entries[range.start];
         if let EntryKind::Zero { .. } = first.kind {
-            self.zero_entry(id, range.start);
+            self.volume(id).zero_entry(range.start);
             return true;
         }
         let (mut places, mut pieces) = (Vec::new(), Vec::new());
@@ -242,32 +242,10 @@ impl Core {
         }
     }
 
-    /// A range of zeroes is one request, and nothing is read for it.
-    fn zero_entry(&mut self, id: VolumeId, at: usize) {
-        let replay = self.volume(id).replay();
-        let job = replay.jobs.insert(Job {
-            entries: at..at + 1,
-            places: Vec::new(),
-            pieces: Vec::new(),
-            reading: false,
-            brought: false,
-            writes: 1,
-        });
-        let (span, kind) = (replay.entries[at].span, replay.entries[at].kind);
-        replay.writes.push_back(Write {
-            job,
-            entries: at..at + 1,
-            span,
-            kind,
-            slices: Vec::new(),
-        });
-        replay.advance(at + 1);
-    }
-
     /// A request to the storage of a volume counts like one of a destage.
     fn replay_sent(&mut self, now: Time, id: VolumeId, bytes: u64) {
-        let storage = self.volume(id).storage;
-        self.windows.sent(now, id, storage, 1);
+        let storage = self.volume(id).storage();
+        self.turns.sent(now, id, storage, 1);
         self.turns.spend(now, id, bytes);
     }
 
@@ -325,7 +303,7 @@ impl Core {
     }
 
     fn entries_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, at: u32, ok: bool) {
-        self.windows.done(cx.now, id, 1);
+        self.turns.done(cx.now, id, 1);
         if !ok {
             self.bring_again(id, at);
             return self.replay_read_failed(cx, id);
@@ -405,7 +383,7 @@ impl Core {
         result: Result<(), IoError>,
         started: Time,
     ) {
-        self.windows.done(cx.now, id, 1);
+        self.turns.done(cx.now, id, 1);
         let volume = self.volume(id);
         volume.request_ends();
         volume.counters.origin.latency.add_ns(cx.now.since(started));
@@ -428,7 +406,7 @@ impl Core {
 
     /// Nothing is written any more, or not now: what has not been sent is read again.
     pub(super) fn drop_copies(&mut self, id: VolumeId) {
-        let Some(replay) = &mut self.volume(id).replay else {
+        let Some(replay) = self.volume(id).replay_if_any() else {
             return;
         };
         let writes = core::mem::take(&mut replay.writes);
@@ -503,21 +481,8 @@ impl Core {
         }
         replay.step = Step::Begin;
         replay.apply_until = cx.now.plus_millis(APPLY_MS_MAX / 3);
-        self.note_apply(cx.now, id, stat);
+        self.volume(id).written_ledger().note_apply(cx.now, stat);
         self.write_ledger(cx, id, LedgerStep::Begin);
-    }
-
-    /// The ledger is written: entries may be.
-    pub(super) fn replay_begun(&mut self, id: VolumeId) {
-        let replay = self.volume(id).replay();
-        assert!(replay.step == Step::Begin, "the ledger was written for it");
-        if replay.cursor == 0 {
-            mark(Mark::JournalReplayed);
-        }
-        replay.step = Step::Copy;
-        if has(Bug::SkipReplay) {
-            replay.cursor = replay.entries.len();
-        }
     }
 
     /// The image after its last write. One that does not fit is written again when it does.
@@ -540,27 +505,17 @@ impl Core {
         let volume = self.volume(id);
         volume.replay().step = Step::Finish;
         let upto = volume.replay().upto;
-        let ledger_writer = volume
-            .ledger_writer
-            .as_mut()
-            .expect("its ledger names a journal");
         if let Some(image) = stat.image {
-            ledger_writer.ledger.image = image.kept();
-            volume.image.seen.marked = image.marked.of(volume.uuid);
+            volume.written_ledger().sees_image(&image);
+            volume.sees_mark(&image);
         }
-        ledger_writer.ledger.reach(upto, Progress::Idle);
+        volume.written_ledger().reach(upto, Progress::Idle);
         self.write_ledger(cx, id, LedgerStep::Finish);
     }
 
     /// The ledger says that the image stands at the journal's cut.
     pub(super) fn replay_finished(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let volume = self.volume(id);
-        let replay = volume.replay.take().expect("a replay is under way");
-        assert!(replay.rests_finished(), "all of it is at the image");
-        assert!(
-            replay.cursor == replay.entries.len() && replay.again.is_empty(),
-            "each entry was written"
-        );
+        let replay = self.volume(id).end_replay();
         self.image_written(id, &replay);
         self.resume_behind_replay(cx, id);
         self.touched.held_reads();
@@ -569,8 +524,7 @@ impl Core {
     /// Goes on with what waited for a replay.
     pub(super) fn resume_behind_replay(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
-        let ledger_writer = volume.ledger_writer.as_ref();
-        let destaged = ledger_writer.map_or(Serial(0), |it| it.ledger.destaged);
+        let destaged = volume.ledger().map_or(Serial(0), |it| it.destaged);
         volume.reach(destaged);
         let upto = volume.destaged();
         let epochs = volume.epochs.iter();
@@ -588,18 +542,9 @@ impl Core {
         let mut volume = self.volumes[id.0 as usize]
             .take()
             .expect("checked by the caller");
-        let replay = volume.replay.take().expect("checked by the caller");
-        assert!(
-            replay.rests() && replay.table_piece.is_none() && !volume.is_in_part(),
-            "nothing of it is on its way"
-        );
-        let ledger_writer = volume
-            .ledger_writer
-            .as_mut()
-            .expect("its ledger names a journal");
-        ledger_writer.ledger.progress = Progress::Cut(replay.upto);
-        self.merge_epochs(&mut volume, 0, replay.upto);
-        volume.want(replay.upto);
+        let upto = volume.lose_journal();
+        self.merge_epochs(&mut volume, 0, upto);
+        volume.want(upto);
         self.volumes[id.0 as usize] = Some(volume);
         self.recount(id);
         self.touch(id);

@@ -34,9 +34,7 @@ impl Core {
     pub(super) fn bring_entries(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) -> Brought {
         let volume = self.volumes[id.0 as usize].as_mut();
         let volume = volume.expect("checked by the caller");
-        let replay = volume.replay.as_mut().expect("checked by the caller");
-        let epoch = volume.epochs.front();
-        let epoch = epoch.filter(|epoch| epoch.last_serial <= replay.upto);
+        let (replay, epoch) = volume.replay_from_log();
         let mut wants = Vec::new();
         let mut tables: Vec<(Place, &[u8])> = Vec::new();
         for (at, place) in replay.places_of(job) {

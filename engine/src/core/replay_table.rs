@@ -17,7 +17,7 @@ use crate::volume::replay::Step;
 impl Core {
     /// Reads the header, then the table, a piece at a time.
     pub(super) fn read_replay_table(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        let held = self.held_pieces(id);
+        let held = self.volume(id).held_pieces();
         let Some(piece) = self.scratch.take_destage_piece(held) else {
             self.turns.enqueue(id);
             return false;
@@ -70,11 +70,7 @@ impl Core {
     fn take_replay_table(&mut self, id: VolumeId) {
         let piece_bytes = self.scratch.piece_bytes();
         let volume = self.volume(id);
-        let ledger_writer = volume
-            .ledger_writer
-            .as_ref()
-            .expect("its ledger names a journal");
-        let ledger = ledger_writer.ledger.clone();
+        let ledger = volume.written_ledger().ledger().clone();
         let replay = volume.replay();
         replay.unreadable_since = None;
         replay.pause.end();

@@ -37,7 +37,7 @@ impl Core {
         let known = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
         let kept = match known {
             None => self.make_replica(id, spec),
-            Some(it) if it.uuid != spec.uuid || it.size_bytes != spec.size_bytes => {
+            Some(it) if it.uuid() != spec.uuid || it.size_bytes() != spec.size_bytes => {
                 Err(Refusal::Busy)
             }
             Some(_) => match self.volume(id).reopen_replica(spec) {
@@ -63,9 +63,8 @@ impl Core {
             return Err(Refusal::OutOfRange);
         }
         let mut volume = Volume::replica(id, spec);
-        volume.set_generation(self.generation_next);
+        volume.set_generation(self.given.take_generation());
         volume.void_older();
-        self.generation_next = crate::types::Generation(volume.generation().0 + 1);
         while self.volumes.len() <= id.0 as usize {
             self.volumes.push(None);
         }
@@ -113,7 +112,7 @@ impl Core {
     fn drop_partial(&mut self, id: VolumeId) {
         if let Some(map) = self.volume(id).drop_partial() {
             mark(Mark::DroppedPartialDelta);
-            self.free_later(map);
+            self.extents.free_later(map);
             self.recount(id);
         }
     }
@@ -121,7 +120,7 @@ impl Core {
     /// What the origin has is not needed here any more.
     fn drop_old(&mut self, id: VolumeId, destaged: Serial) {
         for map in self.volume(id).replica_destaged(destaged) {
-            self.free_later(map);
+            self.extents.free_later(map);
         }
         self.recount(id);
     }
@@ -133,7 +132,7 @@ impl Core {
         request: RequestId,
         name: String,
     ) {
-        let taken = self.volumes.iter().flatten().any(|it| it.name == name);
+        let taken = self.volumes.iter().flatten().any(|it| it.name() == name);
         let volume = self.volume(id);
         let frozen = volume.standing().role == crate::format::checkpoint::Role::Frozen;
         if taken || !frozen || volume.is_settling() || name.len() > NAME_BYTES_MAX {
@@ -141,8 +140,7 @@ impl Core {
             return;
         }
         mark(Mark::TookOver);
-        volume.own_replica();
-        volume.name = name;
+        volume.own_replica(name);
         self.checkpoint.wait(OfCheckpoint::Replica(request));
     }
 
@@ -176,8 +174,8 @@ impl Core {
             return;
         }
         self.volume(id).add_batch(request, batch);
-        if !self.inboxes.contains(&id) {
-            self.inboxes.push_back(id);
+        if !self.replicas.taking.contains(&id) {
+            self.replicas.taking.push_back(id);
         }
     }
 
@@ -191,13 +189,13 @@ impl Core {
 
     /// Stages what has come, for each replica as far as there is room.
     pub(super) fn pump_inboxes(&mut self, cx: &mut Cx<'_>) {
-        for _ in 0..self.inboxes.len() {
-            let Some(id) = self.inboxes.pop_front() else {
+        for _ in 0..self.replicas.taking.len() {
+            let Some(id) = self.replicas.taking.pop_front() else {
                 return;
             };
             while self.take_batch(cx, id) {}
             if self.find(id).is_some_and(|it| it.has_batches()) {
-                self.inboxes.push_back(id);
+                self.replicas.taking.push_back(id);
             }
         }
     }
@@ -263,7 +261,7 @@ impl Core {
 
     fn begin_batch(&mut self, id: VolumeId, batch: &Batch) {
         self.drop_old(id, batch.destaged);
-        if batch.begins && !batch.parts.is_empty() {
+        if batch.part == 0 && !batch.parts.is_empty() {
             self.drop_partial(id);
         }
         if self.volume(id).begin_batch() && self.volume(id).is_dirty() {

@@ -22,7 +22,17 @@ use crate::types::{
     Uuid, VolumeId,
 };
 use crate::volume::replication::{Cursor, Delta};
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+
+/// Volumes that have something to do with other hosts.
+#[derive(Default)]
+pub struct Replicas {
+    /// Those with peers.
+    pub sending: Vec<VolumeId>,
+    /// Replicas with batches that wait, in turn.
+    pub taking: VecDeque<VolumeId>,
+}
 
 /// Parts of one batch.
 pub const PARTS_MAX: usize = 64;
@@ -81,8 +91,8 @@ impl Core {
         (peer, have): (PeerId, Serial),
     ) {
         let volume = self.volume(id);
-        let replicates = volume.policy == Policy::WriteBack && !volume.read_only;
-        let alone = volume.group.is_none() && volume.switch.is_none() && volume.resize.is_none();
+        let replicates = volume.policy == Policy::WriteBack && !volume.is_read_only();
+        let alone = volume.group().is_none() && !volume.is_switching() && !volume.is_resizing();
         let started = volume
             .replication
             .find(peer)
@@ -98,8 +108,8 @@ impl Core {
         };
         if refusal.is_none() {
             volume.start_peer(peer, have);
-            if !self.replicating.contains(&id) {
-                self.replicating.push(id);
+            if !self.replicas.sending.contains(&id) {
+                self.replicas.sending.push(id);
             }
         }
         cx.out.reply(request, refusal.map_or(Ok(()), Err));
@@ -122,12 +132,12 @@ impl Core {
         let Some(stopped) = self.volume(id).stop_peer(peer, counts) else {
             if counts {
                 self.volume(id).need_peer(peer);
-                self.replicating.push(id);
+                self.replicas.sending.push(id);
             }
             return;
         };
         for delta in stopped.deltas {
-            self.free_later(delta.map);
+            self.extents.free_later(delta.map);
         }
         for piece in stopped.pieces {
             self.scratch.free_piece(piece);
@@ -146,7 +156,7 @@ impl Core {
         for peer in self.volume(id).replication.ids() {
             self.stop_peer(cx, id, peer, false);
         }
-        self.replicating.retain(|it| *it != id);
+        self.replicas.sending.retain(|it| *it != id);
     }
 
     pub(super) fn replicated(&mut self, cx: &mut Cx<'_>, id: VolumeId, peer: PeerId, number: u64) {
@@ -231,7 +241,7 @@ impl Core {
                 log.account(QuotaOwner::NONE, change);
             });
             let grown = map.len() as i64 - before;
-            self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
+            self.extents.grow(grown);
             peer.count_queued(piece.span.sectors);
             if peer.is_overfull() {
                 mark(Mark::PeerFellBehind);
@@ -240,26 +250,26 @@ impl Core {
         }
         dropped
             .into_iter()
-            .for_each(|delta| self.free_later(delta.map));
+            .for_each(|delta| self.extents.free_later(delta.map));
     }
 
     /// What is queued for peers is not any more: they get it from the epochs.
     pub(super) fn drop_queues(&mut self) {
-        for id in self.replicating.clone() {
+        for id in self.replicas.sending.clone() {
             let mut dropped = Vec::new();
             for peer in self.volume(id).replication.peers() {
                 dropped.extend(peer.drop_queue());
             }
             dropped
                 .into_iter()
-                .for_each(|delta| self.free_later(delta.map));
+                .for_each(|delta| self.extents.free_later(delta.map));
         }
     }
 
     /// Sends what peers have not. The last step of an event.
     pub(super) fn pump_peers(&mut self, cx: &mut Cx<'_>) {
-        for at in 0..self.replicating.len() {
-            let id = self.replicating[at];
+        for at in 0..self.replicas.sending.len() {
+            let id = self.replicas.sending[at];
             for peer in self.volume(id).replication.ids() {
                 while self.send_next(cx, id, peer) {}
             }
@@ -320,13 +330,13 @@ impl Core {
             if let Some(epoch) = next {
                 assert!(epoch.sealed, "what a round sends is not written any more");
                 let goes_on = cursor.filter(|it| it.upto == epoch.last_serial);
-                let from = goes_on.map_or(0, |it| it.from);
-                let gathered = gather(&epoch.map, from, blocks_max);
-                let cursor = Cursor {
+                let cursor = goes_on.unwrap_or(Cursor {
                     upto: epoch.last_serial,
                     epoch: epoch.number,
-                    from,
-                };
+                    part: 0,
+                    from: 0,
+                });
+                let gathered = gather(&epoch.map, cursor.from, blocks_max);
                 mark(Mark::SentEpoch);
                 return Some((cursor, gathered));
             }
@@ -358,18 +368,19 @@ impl Core {
         let waited = waited || volume.peers_are_waited_for();
         let peer = self.peer(id, peer_id);
         let goes = peer.is_idle() || peer.is_eager() || waited;
-        let from = peer.cursor().map_or(0, |it| it.from);
+        let cursor = peer.cursor();
         let front = peer.queue().front_mut()?;
         if front.upto.is_none() && (in_part || !goes) {
             return None;
         }
         let upto = *front.upto.get_or_insert(acked);
-        let gathered = gather(&front.map, from, blocks_max);
-        let cursor = Cursor {
+        let cursor = cursor.unwrap_or(Cursor {
             upto,
             epoch: front.epoch,
-            from,
-        };
+            part: 0,
+            from: 0,
+        });
+        let gathered = gather(&front.map, cursor.from, blocks_max);
         Some((cursor, gathered))
     }
 
@@ -407,18 +418,22 @@ impl Core {
         let destaged = self.volume(id).destaged();
         let catches_up = self.peer(id, peer_id).catches_up_to().is_some();
         let peer = self.peer(id, peer_id);
-        let begins = cursor.from == 0;
+        let begins = cursor.part == 0;
         let after = peer.given();
         let begins_epoch = begins && peer.begins(cursor.epoch);
-        peer.set_cursor(gathered.next.map(|from| Cursor { from, ..cursor }));
+        peer.set_cursor(gathered.next.map(|from| Cursor {
+            from,
+            part: cursor.part + 1,
+            ..cursor
+        }));
         if gathered.next.is_none() && !catches_up {
             let sent = peer.take_front();
-            self.free_later(sent.map);
+            self.extents.free_later(sent.map);
         }
         Batch {
             after,
             upto: cursor.upto,
-            begins,
+            part: cursor.part,
             ends: gathered.next.is_none(),
             begins_epoch,
             // What the origin has of the delta itself is told with a later one.
@@ -468,7 +483,7 @@ impl Core {
     ) {
         if fetched.is_damaged() {
             let bad = fetched.bad.iter().map(|want| want.addr);
-            self.mark_damaged(cx.now, id, bad);
+            self.volume(id).meets_damage(cx.now, bad);
         }
         self.volume(id).counters.ssd_read_bytes += fetched.ssd_bytes;
         self.batch_is_read(cx, id, peer, !fetched.is_damaged());
@@ -533,7 +548,6 @@ impl Core {
         }
         let batch = Batch {
             upto,
-            begins: true,
             ends: true,
             destaged,
             ..Batch::default()

@@ -15,7 +15,6 @@ use super::jobs::JOB_PIECES_MAX;
 use crate::fetch::Want;
 use crate::map::Content;
 use crate::outbox::{Cx, Timer};
-use crate::snapshot::State;
 use crate::types::{BLOCK_BYTES, SECTOR_BYTES, Span, VolumeId};
 use crate::volume::jobs::Job;
 use crate::volume::resend::Unsent;
@@ -38,18 +37,6 @@ impl Core {
         }
         // No other volume waits for its turn meanwhile.
         self.turns.rest(id);
-    }
-
-    /// A write of a destage is good.
-    pub(super) fn go_on_after_success(&mut self, id: VolumeId) {
-        let destage = self.phase(id);
-        destage.full = false;
-        destage.resend.pause.end();
-        let failed = destage.resend.sync_failed;
-        let volume = self.volume(id);
-        if volume.state() == State::Stalled && !failed {
-            volume.recover();
-        }
     }
 
     /// Keeps what a write carried that has failed. Of the journal each piece goes by itself, so
@@ -94,7 +81,7 @@ impl Core {
     fn apply_again(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let bytes_max = JOB_PIECES_MAX as u64 * self.scratch.piece_bytes();
         let (span, _) = self.first_unsent(id).ranges[0];
-        let run = next_run(self.destaged_map(id), span.sector, bytes_max);
+        let run = next_run(self.volume(id).destaged_map(), span.sector, bytes_max);
         let run = run.expect("an epoch keeps its ranges while it is on its way");
         assert_eq!(run.span.sector, span.sector, "and nothing comes into it");
         let Some(end) = self.start_job(cx, id, run.up_to(span.sectors), true) else {
@@ -129,7 +116,7 @@ impl Core {
         for (span, at) in unsent.expect("just seen").ranges {
             let mut to = place.plus(at);
             job.add(span, to, at);
-            self.destaged_map(id).get(span, |part, content| {
+            self.volume(id).destaged_map().get(span, |part, content| {
                 let Some(Content::Data(addr)) = content else {
                     unreachable!("an epoch keeps its data while it is on its way");
                 };

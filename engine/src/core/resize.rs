@@ -26,10 +26,10 @@ use crate::adversary::{Bug, has};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
-use crate::types::{BLOCK_SECTORS, RequestId, SECTOR_BYTES, Time, VolumeId};
+use crate::types::{BLOCK_SECTORS, RequestId, SECTOR_BYTES, VolumeId};
+use crate::volume::Resize;
 use crate::volume::ledger::LedgerStep;
 use crate::volume::resize::Step;
-use crate::volume::{Bypass, Resize};
 
 impl Core {
     /// An administrator's order.
@@ -43,21 +43,21 @@ impl Core {
         let failed = self.health.is_failed();
         let growth = self.growth_refusal(id, new_bytes);
         let volume = self.volume(id);
-        let shrinks = new_bytes < volume.size_bytes;
-        let gone = volume.is_gone() || volume.resize.is_some() || volume.image.rebase.is_some();
+        let shrinks = new_bytes < volume.size_bytes();
+        let gone = volume.is_gone() || volume.is_resizing() || volume.is_rebasing();
         let refusal = match volume.state() {
             _ if gone => Some(Refusal::Gone),
             _ if new_bytes == 0 || new_bytes > BYTES_MAX => Some(Refusal::OutOfRange),
             _ if !new_bytes.is_multiple_of(SECTOR_BYTES) => Some(Refusal::OutOfRange),
             // Others stand on the image.
-            _ if volume.read_only || !volume.owns_image() => Some(Refusal::Policy),
+            _ if volume.is_read_only() || !volume.owns_image() => Some(Refusal::Policy),
             // What lies behind the end is in a file that is not open.
-            _ if volume.names_another() && new_bytes > volume.size_bytes => Some(Refusal::Busy),
+            _ if volume.names_another() && new_bytes > volume.size_bytes() => Some(Refusal::Busy),
             _ if growth.is_some() => growth,
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
-            _ if volume.quiesce.is_some() || volume.has_peers() => Some(Refusal::Busy),
-            _ if failed || volume.bypass != Bypass::None => Some(Refusal::CacheFailed),
+            _ if volume.is_quiescing() || volume.has_peers() => Some(Refusal::Busy),
+            _ if failed || !volume.is_with_log() => Some(Refusal::CacheFailed),
             _ if shrinks && volume.is_dirty() && !has(Bug::ShrinkDirty) => Some(Refusal::Dirty),
             _ => None,
         };
@@ -65,18 +65,7 @@ impl Core {
             cx.out.reply(request, Err(refusal));
             return;
         }
-        volume.resize = Some(Resize {
-            request,
-            old_bytes: volume.size_bytes,
-            new_bytes,
-            step: Step::Wait,
-            has_room: false,
-            cut_end: volume.size_bytes,
-            cut_next: volume.size_bytes,
-            header_sent: false,
-            piece: None,
-            retry_at: Time(0),
-        });
+        volume.begin_resize(request, new_bytes);
         if volume.is_between_states()
             && let Some(epoch) = volume.epochs.front()
         {
@@ -93,36 +82,26 @@ impl Core {
             || volume.has_reads()
             || volume.writes_directly()
             || volume.has_waiting();
-        let waits = |it: &&mut Resize| matches!(it.step, Step::Wait | Step::Room);
-        let Some(resize) = volume.resize.as_mut().filter(waits) else {
+        let Some(resize) = volume.resize_that_waits() else {
             return;
         };
-        let ledger_writer = volume.ledger_writer.as_ref();
-        let writes = destages || ledger_writer.is_some_and(|it| it.step.is_some());
+        let writes = destages || volume.is_ledger_busy();
         let shrinks = resize.new_bytes < resize.old_bytes;
         if !serves || writes || (shrinks && touched) {
             return;
         }
         assert!(
-            resize.old_bytes == volume.size_bytes,
+            resize.old_bytes == volume.size_bytes(),
             "a size changes once at a time"
         );
-        let bytes = resize.new_bytes;
-        if volume.map.is_some() {
+        if volume.is_mapped() {
             return self.grow_image(cx, id);
         }
-        if let Some(writer) = volume.ledger_writer.as_mut()
-            && writer.ledger.image.mtime_ns != 0
-        {
-            writer.ledger.image = writer.ledger.image.written();
+        if volume.has_ledger() && volume.written_ledger().image_is_written() {
             self.write_ledger(cx, id, LedgerStep::Resize);
             return;
         }
-        resize.step = Step::Set;
-        if shrinks {
-            volume.size_bytes = bytes;
-        }
-        volume.request_begins();
+        let bytes = volume.set_image_size();
         let (pending, device) = (Pending::Resize { volume: id }, Device::Origin(id));
         cx.order(pending, Purpose::GuestWrite, device, Op::Resize, 0, bytes);
     }
@@ -148,26 +127,19 @@ impl Core {
     }
 
     pub(super) fn resizing(&mut self, id: VolumeId) -> &mut Resize {
-        let resize = self.volume(id).resize.as_mut();
-        resize.expect("a change of size is under way")
+        self.volume(id).resizing()
     }
 
     /// The image has its new size, durably.
     pub(super) fn has_size(&mut self, id: VolumeId) {
-        let resize = self.resizing(id);
-        assert!(resize.step != Step::Name, "a size is named once");
-        resize.step = Step::Name;
-        let resize = *resize;
-        self.volume(id).size_bytes = resize.new_bytes;
+        let resize = self.volume(id).image_has_size();
         self.checkpoint.wait(Waiter::Resize(id));
         self.forget_end(id, &resize);
     }
 
     /// The image could not get the new size.
     pub(super) fn keep_size(&mut self, cx: &mut Cx<'_>, id: VolumeId, refusal: Refusal) {
-        let volume = self.volume(id);
-        let resize = volume.resize.take().expect("a change of size is under way");
-        volume.size_bytes = resize.old_bytes;
+        let resize = self.volume(id).image_keeps_size();
         cx.out.reply(resize.request, Err(refusal));
         self.forget_end(id, &resize);
     }
@@ -176,7 +148,7 @@ impl Core {
         let end = resize.old_bytes.min(resize.new_bytes);
         let longest = resize.old_bytes.max(resize.new_bytes);
         // Whatever is behind the shorter end reads as zeroes, should it come back.
-        let layer = self.volume(id).layer;
+        let layer = self.volume(id).layer();
         let first = match has(Bug::KeepCutBlock) {
             true => end.div_ceil(SECTOR_BYTES * BLOCK_SECTORS),
             false => end / SECTOR_BYTES / BLOCK_SECTORS,
@@ -190,9 +162,8 @@ impl Core {
     /// A checkpoint names the new size.
     pub(super) fn resize_named(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        if let Some(resize) = volume.resize.take() {
-            assert!(resize.step == Step::Name, "its image has the new size");
-            cx.out.reply(resize.request, Ok(()));
+        if let Some(order) = volume.size_is_named() {
+            cx.out.reply(order, Ok(()));
             self.touch(id);
         }
     }

@@ -11,10 +11,8 @@ use super::Core;
 use crate::event::Purpose;
 use crate::fetch::{Owner, Want};
 use crate::outbox::Cx;
-use crate::snapshot::State;
 use crate::types::{BLOCK_SECTORS, LogAddr, Time, VolumeId};
 use crate::volume::Volume;
-use crate::volume::unread::REREAD_MS;
 
 /// A block is being read again.
 pub struct RetryRead {
@@ -29,17 +27,14 @@ impl Core {
         if self.retry_read.is_some() {
             return;
         }
-        let due = |it: &&Volume| {
-            it.state() == State::Damaged && !it.unread.is_empty() && cx.now >= it.unread.look_at
-        };
-        let Some(volume) = self.volumes.iter().flatten().find(due) else {
+        let due = |it: &Volume| it.block_to_read_again(cx.now).map(|block| (it.id(), block));
+        let Some((id, block)) = self.volumes.iter().flatten().find_map(due) else {
             return;
         };
-        let (id, block) = (volume.id, volume.unread.blocks[0]);
         // Where it lay there may be nothing by now.
-        if !needs(volume, block) {
-            self.volume(id).unread.blocks.remove(0);
-            return self.forgive_if_read(id);
+        let volume = self.volume(id);
+        if !volume.needs_block(block) {
+            return volume.block_was_read(cx.now, block, true);
         }
         let Some(piece) = self.scratch.take_piece() else {
             return;
@@ -67,46 +62,9 @@ impl Core {
 
     pub(super) fn read_retried(&mut self, now: Time, good: bool) {
         let retry_read = self.retry_read.take().expect("a block was being read");
-        assert!(
-            retry_read.block.0.is_multiple_of(BLOCK_SECTORS),
-            "whole blocks are read again"
-        );
         self.scratch.free_piece(retry_read.piece);
-        let Some(volume) = self.find(retry_read.volume) else {
-            return;
-        };
-        volume.unread.blocks.retain(|it| *it != retry_read.block);
-        if !good {
-            // The others have their turn first.
-            volume.unread.blocks.push(retry_read.block);
-            volume.unread.look_at = now.plus_millis(REREAD_MS);
-        }
-        self.forgive_if_read(retry_read.volume);
-    }
-
-    /// Nothing of the volume is known to be bad any more.
-    pub(super) fn forgive_if_read(&mut self, id: VolumeId) {
-        let volume = self.volume(id);
-        let met = volume.destage.as_ref().is_some_and(|it| it.met_damage());
-        if volume.state() == State::Damaged && volume.unread.is_empty() && !met {
-            volume.recover();
+        if let Some(volume) = self.find(retry_read.volume) {
+            volume.block_was_read(now, retry_read.block, good);
         }
     }
-}
-
-/// Whether something dirty of the volume lies in this block.
-fn needs(volume: &Volume, block: LogAddr) -> bool {
-    let end = block.plus(BLOCK_SECTORS);
-    volume.epochs.iter().any(|epoch| {
-        let mut at = 0;
-        while let Some(piece) = epoch.map.at_or_after(at) {
-            at = piece.span.end();
-            let from = piece.content.addr();
-            let is_data = matches!(piece.content, crate::map::Content::Data(_));
-            if is_data && from < end && from.plus(piece.span.sectors) > block {
-                return true;
-            }
-        }
-        false
-    })
 }

@@ -326,7 +326,7 @@ impl Core {
                 if let Some(Content::Data(addr)) = content {
                     let blocks = (addr.0 + span.sectors).div_ceil(BLOCK_SECTORS) - addr.block();
                     let of = Of::Dirty {
-                        volume: of.id,
+                        volume: of.id(),
                         span,
                     };
                     checks.push(Check { of, addr, blocks });
@@ -465,7 +465,8 @@ impl Core {
         match check.of {
             Of::Dirty { volume, span } => {
                 scrub.seen.damaged_bytes += span.sectors * SECTOR_BYTES;
-                self.mark_damaged(now, volume, [check.addr].into_iter());
+                self.volume(volume)
+                    .meets_damage(now, [check.addr].into_iter());
             }
             Of::Clean { layer, block } => {
                 scrub.seen.dropped_bytes += BLOCK_BYTES;
@@ -509,7 +510,7 @@ impl Core {
         let piece = scrub.piece.expect("kept until it is read");
         let mut bytes = alloc::vec![0; self.scratch.piece_bytes() as usize];
         cx.memory.load(self.scratch.piece(piece), &mut bytes);
-        let parsed = Footer::parse(&bytes, self.log.geometry, self.cache);
+        let parsed = Footer::parse(&bytes, self.log.geometry, self.superblock.cache);
         let good = ok && parsed.is_ok();
         if !good && tries + 1 < TRIES_MAX {
             return self.ask_scrub_footer(cx, segment, tries + 1);

@@ -14,18 +14,19 @@
 
 use super::Core;
 use crate::event::Share;
+use crate::round_robin::{RoundRobin, WEIGHT_MAX};
 use crate::types::{BLOCK_BYTES, Time, VolumeId};
 use crate::volume::Volume;
 use crate::volume::share::{Parts, Pool};
 
 /// Room that the heaviest of those who wait gets in one round.
-pub const QUANTUM_BYTES: u64 = 1 << 20;
+const QUANTUM_BYTES: u64 = 1 << 20;
 
 /// Room that nobody takes for so long is for who comes first.
-pub const PATIENCE_NS: u64 = 50_000_000;
+const PATIENCE_NS: u64 = 50_000_000;
 
 const _: () = assert!(
-    QUANTUM_BYTES >= crate::round_robin::WEIGHT_MAX as u64,
+    QUANTUM_BYTES >= WEIGHT_MAX as u64,
     "the lightest gets something"
 );
 
@@ -59,13 +60,6 @@ fn min_blocks(share: Share) -> u64 {
     share.min_bytes.div_ceil(BLOCK_BYTES)
 }
 
-fn used(volume: &Volume, pool: Pool) -> u64 {
-    match pool {
-        Pool::Log => volume.charge(),
-        Pool::Map => volume.dirty_extents(),
-    }
-}
-
 /// The part of a pool of `capacity` that nobody can take from a volume that writes.
 fn part(reserved: &Reserved, volume: &Volume, log_capacity: u64, capacity: u64) -> u64 {
     let log_half = (log_capacity / 2).max(1);
@@ -76,24 +70,75 @@ fn part(reserved: &Reserved, volume: &Volume, log_capacity: u64, capacity: u64) 
         ..
     } = *reserved;
     // A volume that was attached with a reserve that does not fit any more has less.
-    let min = min_blocks(volume.tuning.share) * log_half / blocks.max(log_half);
+    let min = min_blocks(volume.tuning().share) * log_half / blocks.max(log_half);
     let rest = log_half.saturating_sub(blocks);
-    let weight = u64::from(volume.tuning.share.weight);
+    let weight = u64::from(volume.tuning().share.weight);
     let even = rest / 2 / writers.max(1);
     let weighted = rest / 2 * weight / weights.max(weight);
     let of_log = u128::from(min + even + weighted);
     (of_log * u128::from(capacity / 2) / u128::from(log_half)) as u64
 }
 
-/// What the part of a volume still has to give.
-fn kept(volume: &Volume) -> Parts {
-    if !volume.takes_log() {
-        return Parts::default();
+/// What the parts of all volumes have to give, and who may take of the room in common.
+pub struct Shares {
+    /// What the volumes that may hold dirty data have reserved.
+    reserved: Reserved,
+    /// Whose waiting writes may take of the room in common.
+    admission: RoundRobin,
+}
+
+impl Default for Shares {
+    fn default() -> Shares {
+        Shares {
+            reserved: Reserved::default(),
+            admission: RoundRobin::new(QUANTUM_BYTES, PATIENCE_NS),
+        }
     }
-    let left = |pool| volume.own.part.of(pool).saturating_sub(used(volume, pool));
-    Parts {
-        log: left(Pool::Log),
-        map: left(Pool::Map),
+}
+
+impl Shares {
+    /// What the parts of other volumes than this one have to give.
+    fn kept_by_others(&self, volume: &Volume, pool: Pool) -> u64 {
+        let (all, own) = (self.reserved.kept.of(pool), volume.kept(pool));
+        assert!(own <= all, "what a volume keeps is counted");
+        all - own
+    }
+
+    /// A volume keeps so much by now.
+    fn recount(&mut self, before: Parts, now: Parts) {
+        let all = &mut self.reserved.kept;
+        assert!(
+            before.log <= all.log && before.map <= all.map,
+            "what a volume keeps is counted"
+        );
+        all.log = all.log + now.log - before.log;
+        all.map = all.map + now.map - before.map;
+        assert!(all.log >= now.log && all.map >= now.map);
+    }
+
+    /// Whether a volume may take of the room in common: at once while no other waits for it, else
+    /// in turn.
+    pub fn may_take_common(&mut self, now: Time, id: VolumeId, room: Room, weight: u32) -> bool {
+        if room == Room::Own || (room == Room::Common && !self.admission.is_contended(now)) {
+            return true;
+        }
+        if !self.admission.is_at_work(now, id) {
+            // What it did not take in time is not its own any more.
+            self.admission.rest(id);
+        }
+        self.admission.join(now, id, 0, weight);
+        room == Room::Common && self.admission.may(now, id)
+    }
+
+    /// A volume is at work in the common room: its turn is used.
+    pub fn spend(&mut self, now: Time, id: VolumeId, blocks: u64) {
+        if self.admission.is_at_work(now, id) {
+            self.admission.spend(now, id, blocks * BLOCK_BYTES);
+        }
+    }
+
+    pub fn forget(&mut self, id: VolumeId) {
+        self.admission.forget(id);
     }
 }
 
@@ -103,19 +148,19 @@ impl Core {
         let mut reserved = Reserved::default();
         for volume in self.volumes.iter().flatten().filter(|v| v.takes_log()) {
             reserved.writers += 1;
-            reserved.weights += u64::from(volume.tuning.share.weight);
-            reserved.blocks += min_blocks(volume.tuning.share);
+            reserved.weights += u64::from(volume.tuning().share.weight);
+            reserved.blocks += min_blocks(volume.tuning().share);
         }
-        self.reserved = reserved;
         let capacity = [Pool::Log, Pool::Map].map(|pool| self.budget(pool).capacity);
+        let mut all = Parts::default();
         for volume in self.volumes.iter_mut().flatten() {
             let [log, map] = capacity.map(|it| part(&reserved, volume, capacity[0], it));
-            volume.own.part = Parts { log, map };
-            volume.own.kept = kept(volume);
-            self.reserved.kept.log += volume.own.kept.log;
-            self.reserved.kept.map += volume.own.kept.map;
+            let kept = volume.take_part(Parts { log, map });
+            all.log += kept.log;
+            all.map += kept.map;
         }
-        let kept = self.reserved.kept;
+        let kept = all;
+        self.shares.reserved = Reserved { kept, ..reserved };
         assert!(
             kept.log <= capacity[0] / 2 && kept.map <= capacity[1] / 2,
             "all parts together are half of a pool"
@@ -126,23 +171,19 @@ impl Core {
     pub(super) fn recount(&mut self, id: VolumeId) {
         let volume = self.volumes[id.0 as usize].as_mut();
         let volume = volume.expect("checked by the caller");
-        let (now, before) = (kept(volume), volume.own.kept);
-        volume.own.kept = now;
-        let all = &mut self.reserved.kept;
-        assert!(
-            before.log <= all.log && before.map <= all.map,
-            "what a volume keeps is counted"
-        );
-        all.log = all.log + now.log - before.log;
-        all.map = all.map + now.map - before.map;
+        let (before, now) = volume.recount_kept();
+        self.shares.recount(before, now);
     }
 
     /// That nobody was forgotten.
     #[cfg(feature = "adversary")]
     pub(super) fn check_counts(&mut self) {
-        let counted = self.reserved.kept;
+        let counted = self.shares.reserved.kept;
         self.count_writers();
-        assert_eq!(counted, self.reserved.kept, "all changes are counted");
+        assert_eq!(
+            counted, self.shares.reserved.kept,
+            "all changes are counted"
+        );
     }
 
     fn budget(&self, pool: Pool) -> Budget {
@@ -156,14 +197,14 @@ impl Core {
             }
             Pool::Map => Budget {
                 capacity: self.config.dirty_extents_max,
-                used: self.dirty_extents,
+                used: self.extents.count(),
             },
         }
     }
 
     /// Blocks of the log that a volume can count on.
     pub(super) fn share(&self, id: VolumeId) -> u64 {
-        self.counted(id).own.part.log
+        self.counted(id).part(Pool::Log)
     }
 
     fn counted(&self, id: VolumeId) -> &Volume {
@@ -175,9 +216,9 @@ impl Core {
     /// theirs.
     pub(super) fn most(&self, id: VolumeId, pool: Pool) -> u64 {
         let (volume, budget) = (self.counted(id), self.budget(pool));
-        let others = self.reserved.kept.of(pool) - volume.own.kept.of(pool);
-        let free = (used(volume, pool) + budget.capacity).saturating_sub(budget.used + others);
-        volume.own.part.of(pool).max(free)
+        let others = self.shares.kept_by_others(volume, pool);
+        let free = (volume.uses(pool) + budget.capacity).saturating_sub(budget.used + others);
+        volume.part(pool).max(free)
     }
 
     /// Whether a volume may take `need` more of a pool.
@@ -188,36 +229,33 @@ impl Core {
             return Room::Own;
         }
         let volume = self.counted(id);
-        if used(volume, pool) + need <= volume.own.part.of(pool) {
+        if volume.uses(pool) + need <= volume.part(pool) {
             return Room::Own;
         }
-        let others = self.reserved.kept.of(pool) - volume.own.kept.of(pool);
+        let others = self.shares.kept_by_others(volume, pool);
         if budget.used + need + others <= budget.capacity {
             Room::Common
         } else {
             Room::None
         }
     }
+}
 
-    /// Whether a volume may take of the room that is nobody's own: at once while nobody waits for
-    /// it, else in turn.
-    pub(super) fn may_take_common(&mut self, now: Time, id: VolumeId, room: Room) -> bool {
-        if room == Room::Own || (room == Room::Common && !self.admission.is_contended(now)) {
-            return true;
-        }
-        let weight = self.volume(id).tuning.share.weight;
-        if !self.admission.is_at_work(now, id) {
-            // What it did not take in time is not its own any more.
-            self.admission.rest(id);
-        }
-        self.admission.join(now, id, 0, weight);
-        room == Room::Common && self.admission.may(now, id)
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// A volume is at work in the common room: its turn is used.
-    pub(super) fn spend_admission(&mut self, now: Time, id: VolumeId, blocks: u64) {
-        if self.admission.is_at_work(now, id) {
-            self.admission.spend(now, id, blocks * BLOCK_BYTES);
-        }
+    #[test]
+    fn the_common_room_goes_in_turn_only_while_it_is_short() {
+        let mut shares = Shares::default();
+        let (one, other) = (VolumeId(1), VolumeId(2));
+        assert!(shares.may_take_common(Time(0), one, Room::Common, 100));
+        assert!(!shares.may_take_common(Time(0), one, Room::None, 100));
+        assert!(!shares.may_take_common(Time(0), other, Room::None, 100));
+        assert!(shares.may_take_common(Time(0), one, Room::Common, 100));
+        shares.spend(Time(0), one, 1 << 20);
+        assert!(!shares.may_take_common(Time(0), one, Room::Common, 100));
+        assert!(shares.may_take_common(Time(0), other, Room::Own, 100));
+        shares.forget(one);
     }
 }

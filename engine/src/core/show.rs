@@ -19,7 +19,7 @@ const DAMAGED_SHOWN_MAX: usize = 16;
 
 /// What the destage of a volume could not read.
 fn damaged(volume: &Volume) -> Vec<Span> {
-    let met = volume.destage.as_ref().map_or(&[][..], |it| it.damaged());
+    let met = volume.destage().map_or(&[][..], |it| it.damaged());
     met.iter().copied().take(DAMAGED_SHOWN_MAX).collect()
 }
 
@@ -116,53 +116,48 @@ impl Core {
 
     fn show_overlay(&self, volume: &Volume, now: Time) -> Option<OverlaySnapshot> {
         (volume.policy == Policy::Ephemeral).then(|| {
-            let holding = self.log.usage(volume.quota_owner);
+            let holding = self.log.usage(volume.quota_owner());
             OverlaySnapshot {
                 ram_blocks: holding.ram,
                 ssd_blocks: holding.ssd,
-                ram_limit_bytes: volume.tuning.overlay_ram_bytes,
-                age_ns: volume.overlay.since.map(|since| now.since(since)),
-                ended: volume.ended,
-                full: volume.overlay.full && holding.ram + holding.ssd > 0,
+                ram_limit_bytes: volume.tuning().overlay_ram_bytes,
+                age_ns: volume.overlay_since().map(|since| now.since(since)),
+                ended: volume.has_ended(),
+                full: volume.is_overlay_full() && holding.ram + holding.ssd > 0,
             }
         })
     }
 
     fn show(&self, volume: &Volume, now: Time) -> VolumeSnapshot {
         let (group_waits, group_in_place) = self.group_state(volume);
-        let (oldest, began) = (volume.epochs.front(), self.began.unwrap_or(now));
+        let (oldest, began) = (volume.epochs.front(), self.service.began(now));
         let (state, reason) = state_of(volume, now);
-        let image = &volume.image;
         VolumeSnapshot {
             misfit: volume.misfit(),
-            overlay_misfits: image.overlay_misfits,
-            base_changed: image.base_changed,
-            id: volume.id,
+            overlay_misfits: volume.lies_on_another(),
+            base_changed: volume.base_has_changed(),
+            id: volume.id(),
             damaged: damaged(volume),
-            name: volume.name.clone(),
-            uuid: volume.uuid,
-            origin: volume.origin.clone(),
+            name: volume.name().into(),
+            uuid: volume.uuid(),
+            origin: volume.origin().into(),
             policy: volume.policy,
-            switching_to: volume
-                .switch
-                .as_ref()
-                .map(|switch| switch.wanted)
-                .filter(|wanted| *wanted != volume.policy),
-            write_cache: volume.tuning.write_cache,
+            switching_to: (volume.switches_to()).filter(|wanted| *wanted != volume.policy),
+            write_cache: volume.tuning().write_cache,
             effective_destage: volume.effective_destage(),
-            journal_possible: volume.journal_possible,
+            journal_possible: volume.has_journal_place(),
             rests: volume.rests(),
-            never_aged: volume.tuning.destage_after_ms.is_none(),
-            share: volume.tuning.share,
+            never_aged: volume.tuning().destage_after_ms.is_none(),
+            share: volume.tuning().share,
             group: self.group_name(volume),
             group_waits,
             group_in_place,
             state,
             reason: self.why(volume, reason),
-            past_log: volume.bypass == Bypass::Bypassed,
+            past_log: volume.bypass() == Bypass::Bypassed,
             orphan: !volume.is_attached(),
             ready: volume.is_ready(),
-            size_bytes: volume.size_bytes,
+            size_bytes: volume.size_bytes(),
             dirty_bytes: volume.dirty_bytes(),
             dirty_writes: volume.epochs.iter().map(|epoch| epoch.writes).sum(),
             dirty_extents: volume.dirty_extents(),
@@ -191,8 +186,8 @@ impl Core {
             replica: volume.replica_snapshot(),
             peers: volume.replication.shown(),
             overlay: self.show_overlay(volume, now),
-            map_bytes: volume.map.map(|map| self.maps.bytes(map)),
-            table_blocks: (volume.map).map(|map| self.lines.blocks_of(self.maps.tables(map))),
+            map_bytes: volume.map().map(|map| self.maps.bytes(map)),
+            table_blocks: (volume.map()).map(|map| self.lines.blocks_of(self.maps.tables(map))),
             written: volume.written(),
         }
     }

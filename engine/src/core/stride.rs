@@ -29,7 +29,7 @@ impl Core {
 
     pub(super) fn pace_due(&mut self, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        if let Some(destage) = volume.destage.as_mut() {
+        if let Some(destage) = volume.destage_if_any() {
             destage.pace.timer = None;
         }
         self.touch(id);
@@ -37,7 +37,7 @@ impl Core {
 
     /// Whether more than its age asks for the destage of a volume.
     fn is_hurried(&mut self, id: VolumeId) -> bool {
-        self.parking.is_some() || self.health.is_failed() || {
+        self.service.is_parking() || self.health.is_failed() || {
             let volume = self.volume(id);
             waits_for_destage(volume) || self.is_room_scarce(id)
         }
@@ -47,10 +47,10 @@ impl Core {
 fn waits_for_destage(volume: &Volume) -> bool {
     volume.is_commanded()
         || volume.policy != Policy::WriteBack
-        || volume.group.is_some()
-        || volume.switch.is_some()
-        || volume.resize.is_some()
-        || volume.image.rebase.is_some()
+        || volume.group().is_some()
+        || volume.is_switching()
+        || volume.is_resizing()
+        || volume.is_rebasing()
         || volume.is_detaching()
         || volume.is_suspending()
         || volume.is_committing()

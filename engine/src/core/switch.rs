@@ -36,7 +36,6 @@ use crate::snapshot::State;
 use crate::types::{Policy, RequestId, VolumeId};
 use crate::volume::ledger::LedgerStep;
 use crate::volume::switch::Step;
-use crate::volume::{Bypass, Switch};
 
 /// Blocks (1 MiB) that are few enough to hold writes for while they are destaged; of a small log
 /// a small part.
@@ -66,15 +65,15 @@ impl Core {
             _ if volume.is_detaching() || !volume.is_attached() => Some(Refusal::Gone),
             _ if ephemeral && wanted != volume.policy => Some(Refusal::Policy),
             // A plan has its journal.
-            _ if volume.map.is_some() && wanted == Policy::WriteBack && !journal_possible => {
+            _ if volume.is_mapped() && wanted == Policy::WriteBack && !journal_possible => {
                 Some(Refusal::Policy)
             }
             _ if volume.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
             _ if failed && wanted == Policy::WriteBack => Some(Refusal::CacheFailed),
-            _ if volume.bypass.holds_writes() => Some(Refusal::CacheFailed),
+            _ if volume.bypass().holds_writes() => Some(Refusal::CacheFailed),
             _ if volume.has_peers() && wanted != volume.policy => Some(Refusal::Busy),
-            _ if volume.quiesce.is_some() && wanted != volume.policy => Some(Refusal::Busy),
+            _ if volume.is_quiescing() && wanted != volume.policy => Some(Refusal::Busy),
             _ => None,
         };
         if let Some(refusal) = refusal {
@@ -82,27 +81,14 @@ impl Core {
             return;
         }
         if wanted == Policy::WriteBack && volume.policy.is_direct() {
-            volume.journal_possible = journal_possible;
+            volume.journal_place_found(journal_possible);
         }
-        let switch = volume.switch.get_or_insert_with(|| Switch {
-            configured: false,
-            ..Switch::towards(wanted)
-        });
-        switch.configured &= wanted == switch.wanted;
-        switch.wanted = wanted;
-        switch.waiters.push(request);
-        let early = matches!(switch.step, Step::Drain { .. } | Step::Last);
-        let rests = matches!(switch.step, Step::Rest { .. });
-        if rests || early && wanted == Policy::WriteBack {
-            // Nothing has been given up yet.
-            switch.step = Step::Start;
-        }
+        volume.order_switch(wanted, request);
     }
 
     /// The device is good again: what is write-back by its administrator's order becomes so.
     pub(super) fn switch_back(&mut self, id: VolumeId) {
-        let switch = &mut self.volume(id).switch;
-        switch.get_or_insert_with(|| Switch::towards(Policy::WriteBack));
+        self.volume(id).switch_back();
         self.touch(id);
     }
 
@@ -116,15 +102,15 @@ impl Core {
         let Some(volume) = self.find(id) else {
             return false;
         };
-        let Some(switch) = volume.switch.as_ref().filter(|_| volume.serves()) else {
+        let Some(step) = volume.switch_step().filter(|_| volume.serves()) else {
             return false;
         };
-        match switch.step {
+        match step {
             Step::Start => self.start_switch(cx, id),
             Step::Rest { until } => {
                 let over = cx.now >= until;
                 if over {
-                    self.set_step(id, Step::Start);
+                    self.volume(id).switch_goes_to(Step::Start);
                 }
                 over
             }
@@ -140,17 +126,17 @@ impl Core {
                 false
             }
             Step::Last => {
-                let writes = volume.is_destaging() || volume.replay.is_some();
+                let writes = volume.is_destaging() || volume.is_replaying();
                 let busy = writes || volume.is_in_part();
                 !busy && self.release_ledger(cx, id)
             }
             // A sync of a switch that was given up says nothing of what was written since.
             Step::Quiet
                 if !volume.writes_directly()
-                    && volume.allocator.is_idle()
+                    && volume.allocator().is_idle()
                     && !volume.syncs_for_switch() =>
             {
-                self.set_step(id, Step::Sync);
+                self.volume(id).switch_goes_to(Step::Sync);
                 let volume = self.volume(id);
                 volume.sync_of_switch_begins();
                 volume.request_begins();
@@ -170,25 +156,20 @@ impl Core {
         }
     }
 
-    fn set_step(&mut self, id: VolumeId, step: Step) {
-        let switch = self.volume(id).switch.as_mut();
-        switch.expect("a switch is under way").step = step;
-    }
-
     fn start_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let volume = self.volume(id);
         assert!(
             !volume.is_detaching() && volume.is_attached(),
             "a volume that goes keeps its policy"
         );
-        let wanted = volume.switch.as_ref().expect("it starts").wanted;
-        let owned = volume.policy == Policy::WriteBack && !volume.read_only;
+        let wanted = volume.switches_to().expect("it starts");
+        let owned = volume.policy == Policy::WriteBack && !volume.is_read_only();
         if wanted == volume.policy {
             self.end_switch(cx, id, wanted);
         } else if owned {
             self.next_round(id);
-        } else if wanted == Policy::WriteBack && !volume.read_only {
-            self.set_step(id, Step::Quiet);
+        } else if wanted == Policy::WriteBack && !volume.is_read_only() {
+            self.volume(id).switch_goes_to(Step::Quiet);
         } else {
             self.end_switch(cx, id, wanted);
         }
@@ -201,7 +182,7 @@ impl Core {
         let volume = self.volume(id);
         let charge = volume.charge();
         let Some(epoch) = volume.epochs.back().filter(|_| charge > few) else {
-            self.set_step(id, Step::Last);
+            self.volume(id).switch_goes_to(Step::Last);
             return;
         };
         let (upto, open) = (epoch.last_serial, !epoch.sealed);
@@ -215,7 +196,7 @@ impl Core {
         }
         mark(Mark::SwitchDrains);
         let room = (charge / 2).max(few);
-        self.set_step(id, Step::Drain { upto, room });
+        self.volume(id).switch_goes_to(Step::Drain { upto, room });
         self.touch(id);
     }
 
@@ -226,17 +207,11 @@ impl Core {
             !volume.is_dirty(),
             "the log holds nothing that the origin has not"
         );
-        let ledger_writer = volume
-            .ledger_writer
-            .as_mut()
-            .expect("claimed volumes have a ledger");
-        if ledger_writer.step.is_some() {
+        if volume.is_ledger_busy() {
             return false;
         }
-        ledger_writer.ledger.dirty = false;
-        // A log that does not know the volume has to know from here that its flushes owe a sync.
-        ledger_writer.ledger.go_past_log();
-        self.set_step(id, Step::Release);
+        volume.written_ledger().release_past_log();
+        self.volume(id).switch_goes_to(Step::Release);
         self.write_ledger(cx, id, LedgerStep::Release);
         false
     }
@@ -244,16 +219,11 @@ impl Core {
     /// The ledger says that nobody holds anything: now the checkpoint.
     pub(super) fn switch_released(&mut self, id: VolumeId) {
         let volume = self.volume(id);
-        let Some(switch) = volume.switch.as_mut() else {
+        let Some(wanted) = volume.switch_has_released() else {
             return;
         };
-        if switch.step != Step::Release {
-            return;
-        }
-        assert!(volume.epochs.is_empty(), "the origin has what the log had");
-        switch.step = Step::Table;
-        volume.logged_policy = if switch.wanted.is_direct() {
-            switch.wanted
+        volume.logged_policy = if wanted.is_direct() {
+            wanted
         } else {
             // Another order came in between; it begins from here.
             Policy::WriteThrough
@@ -264,16 +234,15 @@ impl Core {
     /// A checkpoint names the new policy.
     pub(super) fn switch_named(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
-        let step = volume.switch.as_ref().map(|switch| switch.step);
-        match step {
+        match volume.switch_step() {
             Some(Step::Table) => {
                 let policy = volume.logged_policy;
                 self.end_switch(cx, id, policy);
             }
             // As in a crash here: the next life finds the way from what the ledger says.
-            Some(Step::Name) if self.stopping => return,
+            Some(Step::Name) if self.service.is_stopping() => return,
             Some(Step::Name) => {
-                self.set_step(id, Step::Named);
+                self.volume(id).switch_goes_to(Step::Named);
             }
             _ => {}
         }
@@ -284,22 +253,19 @@ impl Core {
     fn claim_by_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volumes[id.0 as usize].as_ref();
         let volume = volume.expect("checked by the caller");
-        let writer = volume.ledger_writer.as_ref();
-        if self.stopping || writer.is_some_and(|it| it.step.is_some()) {
+        if self.service.is_stopping() || volume.is_ledger_busy() {
             return;
         }
-        let old = writer.map(|it| it.ledger.clone());
-        let ledger_writer = self.ledger_writer_of(volume, old, true);
-        self.volume(id).ledger_writer = Some(ledger_writer);
-        self.set_step(id, Step::Claim);
+        let ledger_writer = self.ledger_writer_of(volume, volume.ledger().cloned(), true);
+        self.volume(id).keep_ledger(ledger_writer);
+        self.volume(id).switch_goes_to(Step::Claim);
         self.write_ledger(cx, id, LedgerStep::Claim);
     }
 
     /// The ledger says that the log may hold newer data than the origin. False if it was not a
     /// switch that wanted to know.
     pub(super) fn switch_claimed(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
-        let switch = self.volume(id).switch.as_ref();
-        if switch.is_none_or(|switch| switch.step != Step::Claim) {
+        if self.volume(id).switch_step() != Some(Step::Claim) {
             return false;
         }
         self.end_switch(cx, id, Policy::WriteBack);
@@ -311,31 +277,23 @@ impl Core {
         let volume = self.volume(id);
         volume.sync_of_switch_ends();
         volume.request_ends();
-        let step = volume.switch.as_ref().map(|switch| switch.step);
-        let ours = step == Some(Step::Sync);
+        let ours = volume.switch_step() == Some(Step::Sync);
         if !ok {
             // The guest has to hear of it, and to write again what it had not flushed.
             volume.counters.origin.errors += 1;
             volume.sync_failed();
-            volume.allocator.doubt();
+            volume.allocator_mut().doubt();
             self.renew_layer(id);
         }
         let volume = self.volume(id);
         if ours && ok {
             volume.logged_policy = Policy::WriteBack;
-            self.set_step(id, Step::Name);
+            self.volume(id).switch_goes_to(Step::Name);
             self.checkpoint.wait(Waiter::Switch(id));
-        } else if let Some(switch) = volume.switch.as_mut().filter(|_| ours) {
-            if switch.wanted == Policy::WriteBack {
-                for request in switch.waiters.drain(..) {
-                    cx.out.reply(request, Err(Refusal::Io));
-                }
-                let until = cx.now.plus_millis(REST_MS);
-                switch.step = Step::Rest { until };
-                volume.switch.take_if(|switch| !switch.configured);
-            } else {
-                // A later order, which needs no sync.
-                switch.step = Step::Start;
+        } else if ours {
+            let until = cx.now.plus_millis(REST_MS);
+            for request in volume.switch_sync_failed(until) {
+                cx.out.reply(request, Err(Refusal::Io));
             }
         }
     }
@@ -354,15 +312,9 @@ impl Core {
         }
         volume.policy = policy;
         volume.logged_policy = policy;
-        volume.bypass = Bypass::None;
-        let mut switch = volume.switch.take().expect("a switch is under way");
-        if switch.wanted == policy {
-            for request in switch.waiters.drain(..) {
-                cx.out.reply(request, Ok(()));
-            }
-        } else {
-            switch.step = Step::Start;
-            volume.switch = Some(switch);
+        volume.leave_bypass();
+        for request in volume.switch_is_over(policy) {
+            cx.out.reply(request, Ok(()));
         }
         let renewed = policy == Policy::Uncached && before != policy;
         if renewed && !has(Bug::KeepLayer) {

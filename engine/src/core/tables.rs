@@ -36,7 +36,7 @@ pub struct Tables {
 impl Core {
     /// Where a part of a read lies.
     pub(super) fn locate(&mut self, read: u32, part: Span) -> Resolved {
-        let op = self.reads.get(read);
+        let op = self.reading.read(read);
         if let Goal::Table(table) = &op.goal {
             let offset = part.sector * SECTOR_BYTES;
             let file = table.file();
@@ -44,7 +44,7 @@ impl Core {
             return Resolved::Ready(alloc::vec![origin::Extent { span: part, lies }]);
         }
         let id = op.volume;
-        let resolved = match self.volume(id).map {
+        let resolved = match self.volume(id).map() {
             None => origin::raw(part),
             Some(map) => self.maps.get(map).resolve(part),
         };
@@ -60,7 +60,7 @@ impl Core {
 
     /// What an image says of itself cannot be: the read ends with an error.
     pub(super) fn read_damaged(&mut self, read: u32) {
-        let op = self.reads.get(read);
+        let op = self.reading.read(read);
         op.result = Err(Refusal::Io);
         let id = op.volume;
         self.volume(id).counters.origin.errors += 1;
@@ -69,11 +69,11 @@ impl Core {
     /// The same, unless a journal is being applied: then a table may be read that is half of one
     /// state and half of the other, and the part looks again later.
     pub(super) fn read_unresolved(&mut self, read: u32, part: Span) {
-        let id = self.reads.get(read).volume;
-        if self.volume(id).replay.is_none() {
+        let id = self.reading.read(read).volume;
+        if !self.volume(id).is_replaying() {
             return self.read_damaged(read);
         }
-        self.reads.get(read).waits += 1;
+        self.reading.read(read).waits += 1;
         self.hold_read(read, part);
     }
 
@@ -86,21 +86,21 @@ impl Core {
         past_tier: bool,
         missing: Missing,
     ) {
-        let op = self.reads.get(read);
+        let op = self.reading.read(read);
         op.tables += 1;
         if op.tables > TABLES_PER_BLOCK_MAX * op.span.blocks() {
             return self.read_damaged(read);
         }
         op.waits += 1;
         let id = op.volume;
-        let map = self.volume(id).map.expect("raw images have no tables");
+        let map = self.volume(id).map().expect("raw images have no tables");
         let behind = Behind {
             read,
             part,
             past_tier,
         };
         for at in 0..self.tables.reads.len() {
-            let under_way = self.reads.get(self.tables.reads[at]);
+            let under_way = self.reading.read(self.tables.reads[at]);
             if let Goal::Table(table) = &mut under_way.goal
                 && (table.map, table.missing) == (map, missing)
             {
@@ -138,7 +138,7 @@ impl Core {
         };
         let span = Span::new(offset / SECTOR_BYTES, bytes / SECTOR_BYTES);
         let op = ReadOp::new(id, Goal::Table(table), span, cx.now);
-        let read = self.reads.insert(op);
+        let read = self.reading.begin_read(op);
         self.volume(id).read_begins();
         self.tables.reads.push(read);
         self.read_clean(cx, read, span);
@@ -160,7 +160,7 @@ impl Core {
             map.supply(table.missing, &table.bytes);
         }
         for behind in table.waiters {
-            let op = self.reads.get(behind.read);
+            let op = self.reading.read(behind.read);
             match result {
                 // Another volume asks for it itself.
                 Err(refusal) if op.volume == id => {
@@ -178,7 +178,7 @@ impl Core {
         if has(Bug::KeepTables) {
             return;
         }
-        let map = self.volume(id).map.expect("raw images have no tables");
+        let map = self.volume(id).map().expect("raw images have no tables");
         let identity = self.maps.get(map).tables()[0];
         let layer = self.lines.layers.base(identity);
         let all = [(0, u64::MAX / 2)];
@@ -189,7 +189,7 @@ impl Core {
             self.forget_blocks(layer, first, end - first);
         }
         for read in &self.tables.reads {
-            if let Goal::Table(table) = &mut self.reads.get(*read).goal {
+            if let Goal::Table(table) = &mut self.reading.read(*read).goal {
                 table.stale |= table.map == map && table.file() == FileIndex::TOP;
             }
         }
@@ -236,8 +236,8 @@ impl Core {
         volume.counters.origin.reads += 1;
         volume.counters.origin.read_bytes += bytes;
         volume.guest_reads(cx.now);
-        let storage = volume.storage;
-        self.windows.read_sent(cx.now, storage);
+        let storage = volume.storage();
+        self.turns.read_sent(cx.now, storage);
         cx.transfer(pending, Purpose::GuestRead, device, op, offset, slices);
     }
 }

@@ -42,23 +42,21 @@ impl Core {
         let (piece_bytes, cluster_bytes) = (self.scratch.piece_bytes(), self.planned_cluster(id));
         let room = journal_room(&task.map, piece_bytes, cluster_bytes);
         let volume = self.volume(id);
-        assert!(!volume.is_destaging(), "one plan at a time");
-        let writer = volume.ledger_writer.as_ref();
-        let sequence = writer.map_or(0, |it| it.ledger.sequence);
+        let sequence = volume.ledger().map_or(0, |it| it.sequence);
         // It brings no write to the image.
         let destage = Destage::new(Phase::Look, volume.destaged(), sequence, room);
         let task = Some(task);
-        volume.destage = Some(Destage { task, ..destage });
+        volume.begin_destage(Destage { task, ..destage });
         self.touch(id);
     }
 
     /// The plan is at the image.
     pub(super) fn task_reached(&mut self, id: VolumeId) {
         // One that goes was left without its order.
-        if self.volume(id).resize.is_some() {
-            self.room_made(id);
+        if self.volume(id).is_resizing() {
+            self.volume(id).room_made();
         }
-        if self.volume(id).image.rebase.is_some() {
+        if self.volume(id).is_rebasing() {
             self.rebase_reached(id);
         }
     }
@@ -69,12 +67,11 @@ impl Core {
         let Some(volume) = self.find(id).filter(|it| it.misfit().is_some()) else {
             return;
         };
-        let step = volume.ledger_writer.as_ref().and_then(|it| it.step);
-        let early = volume.destage.as_ref().is_some_and(|it| {
+        let early = volume.destage().is_some_and(|it| {
             let in_step = matches!(it.phase, Phase::Prepare | Phase::Begin);
             it.task.is_some() && it.is_idle() && !it.waiting && !it.applying && !in_step
         });
-        if early && step.is_none() && !volume.is_detaching() {
+        if early && !volume.is_ledger_busy() && !volume.is_detaching() {
             self.refuse_task(cx, id, Refusal::Held);
         }
     }
@@ -96,12 +93,12 @@ impl Core {
         volume.drop_destage();
         volume.recover_if_stalled();
         let as_it_is = volume.mark(upto);
-        let resize = volume.resize.take();
+        let resize = volume.give_up_resize();
         // The disk is as the file says.
         self.planner(id).expect("it has planned").begin(as_it_is);
         self.turns.rest(id);
         match resize {
-            Some(resize) => cx.out.reply(resize.request(), Err(refusal)),
+            Some(order) => cx.out.reply(order, Err(refusal)),
             None => self.refuse_rebase(cx, id, refusal),
         }
         self.touch(id);

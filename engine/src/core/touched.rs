@@ -20,6 +20,8 @@ pub struct Touched {
     reads: bool,
     requests: bool,
     places: usize,
+    /// Volumes whose first waiting request wants another try, in turn.
+    tries: VecDeque<VolumeId>,
 }
 
 impl Touched {
@@ -62,6 +64,21 @@ impl Touched {
     pub fn places(&mut self, count: usize) {
         self.places += count;
         self.any = true;
+    }
+
+    /// The first waiting request of a volume, which stands here no other time, wants another try.
+    pub fn wants_try(&mut self, id: VolumeId) {
+        debug_assert!(!self.tries.contains(&id), "a volume is in the queue once");
+        self.tries.push_back(id);
+    }
+
+    pub fn next_try(&mut self) -> Option<VolumeId> {
+        self.tries.pop_front()
+    }
+
+    /// Volumes whose requests want another try.
+    pub fn tries(&self) -> usize {
+        self.tries.len()
     }
 
     /// The next volume in order.

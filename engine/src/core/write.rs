@@ -85,8 +85,7 @@ impl Core {
     /// The origin had to write these zeroes; it is not asked to do so for a mere hint again.
     pub(super) fn zeroed(&mut self, id: VolumeId, bytes: u64) {
         if let Some(volume) = self.find(id) {
-            volume.zeroes_dearly = true;
-            volume.counters.origin.zeroed_bytes += bytes;
+            volume.zeroes_were_written(bytes);
         }
     }
 
@@ -94,7 +93,7 @@ impl Core {
     /// content, in the cache as at the origin. An overlay zeroes without its origin.
     pub(super) fn drops_discards(&mut self, id: VolumeId) -> bool {
         let volume = self.find(id);
-        volume.is_some_and(|it| it.zeroes_dearly && it.policy != Policy::Ephemeral)
+        volume.is_some_and(|it| it.zeroes_dearly() && it.policy != Policy::Ephemeral)
     }
 
     pub(super) fn drop_discard(
@@ -133,7 +132,7 @@ impl Core {
     fn start_flush(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         let volume = self.volume(id);
         assert!(volume.serves(), "a flush waits for its volume");
-        if volume.read_only {
+        if volume.is_read_only() {
             cx.out.reply(request, Ok(()));
             return;
         }
@@ -167,7 +166,7 @@ impl Core {
             None => Some(Refusal::Gone),
             Some(volume) if volume.is_detaching() => Some(Refusal::Gone),
             Some(volume) if volume.state() == State::Held => Some(Refusal::Held),
-            Some(volume) if volume.read_only => Some(Refusal::ReadOnly),
+            Some(volume) if volume.is_read_only() => Some(Refusal::ReadOnly),
             Some(volume) => {
                 let outside = span.sectors == 0
                     || span.sector >= volume.sectors()
@@ -210,8 +209,8 @@ impl Core {
 
     /// Gives so many volumes with waiting requests a turn, each as long as one of them gets on.
     pub(super) fn retry_waiting(&mut self, cx: &mut Cx<'_>, volumes_max: usize) {
-        for _ in 0..self.queue.len().min(volumes_max) {
-            let Some(id) = self.queue.pop_front() else {
+        for _ in 0..self.touched.tries().min(volumes_max) {
+            let Some(id) = self.touched.next_try() else {
                 return;
             };
             let Some(volume) = self.find(id) else {
@@ -220,7 +219,7 @@ impl Core {
             volume.dequeued();
             let mut goes_on = false;
             loop {
-                if let Some(at) = self.held_until(cx.now, id) {
+                if let Some(at) = self.volume(id).held_until(cx.now) {
                     self.wake_at(cx, id, at);
                     break;
                 }
@@ -301,7 +300,7 @@ impl Core {
                     *offset += taken * SECTOR_BYTES;
                     seq = at;
                 }
-                self.volume(id).overlay.full = false;
+                self.volume(id).overlay_takes();
                 self.acknowledge_write(cx, id, request, seq, *fua);
                 true
             }
@@ -424,9 +423,9 @@ impl Core {
     /// Where so many blocks of a volume go next: an overlay that fills its share of RAM writes to
     /// the device, so that what others have in RAM stays there.
     pub(super) fn stream_of(&self, volume: &Volume, blocks: u64) -> StreamKind {
-        let limit = volume.tuning.overlay_ram_bytes / BLOCK_BYTES;
+        let limit = volume.tuning().overlay_ram_bytes / BLOCK_BYTES;
         match volume.policy {
-            Policy::Ephemeral if self.log.usage(volume.quota_owner).ram + blocks > limit => {
+            Policy::Ephemeral if self.log.usage(volume.quota_owner()).ram + blocks > limit => {
                 StreamKind::Spill
             }
             Policy::Ephemeral => StreamKind::Overlay,
@@ -440,7 +439,7 @@ impl Core {
             .as_ref()
             .expect("checked by the caller");
         let stream = self.stream_of(volume, blocks);
-        self.volume(id).overlay.spills = stream == StreamKind::Spill;
+        self.volume(id).overlay_spills(stream == StreamKind::Spill);
         stream
     }
 
@@ -525,7 +524,7 @@ impl Core {
         };
         let source = source.map(|(place, _)| place);
         let stream = match volume.policy {
-            Policy::Ephemeral if volume.overlay.spills => StreamKind::Spill,
+            Policy::Ephemeral if volume.spills() => StreamKind::Spill,
             Policy::Ephemeral => StreamKind::Overlay,
             _ => StreamKind::Writes,
         };
@@ -545,10 +544,8 @@ impl Core {
         let volume = self.volumes[id.0 as usize]
             .as_mut()
             .expect("checked by the caller");
-        if volume.epochs.is_empty() {
-            volume.overlay.since = Some(cx.now);
-        }
-        let quota_owner = volume.quota_owner;
+        volume.takes_write(cx.now);
+        let quota_owner = volume.quota_owner();
         volume.has_room();
         let epoch = volume.open_epoch(cx.now, item.serial);
         assert_eq!(epoch.number, item.epoch, "the log names the epoch");
@@ -573,13 +570,14 @@ impl Core {
             volume.counters.ssd_write_bytes += appended.span.blocks() * BLOCK_BYTES;
         }
         let replicates = !volume.replication.is_empty();
-        self.dirty_extents = self.dirty_extents.strict_add_signed(grown);
+        self.extents.grow(grown);
         if replicates {
             self.queue_for_peers(id, piece, item.epoch, begun);
         }
         self.recount(id);
         let blocks = appended.span.blocks();
-        self.spend_admission(cx.now, id, if source.is_some() { blocks } else { 1 });
+        self.shares
+            .spend(cx.now, id, if source.is_some() { blocks } else { 1 });
         Some((appended.span.sectors, appended.seq))
     }
 
@@ -588,7 +586,7 @@ impl Core {
         for volume in self.volumes.iter_mut().flatten() {
             let gone = volume.take_waiting_of(connection);
             if !gone.is_empty() {
-                self.touched.volume(volume.id);
+                self.touched.volume(volume.id());
             }
             for waiting in gone {
                 cx.out.reply(waiting.request, Err(Refusal::Gone));
@@ -625,7 +623,8 @@ impl Core {
         let pieces = blocks / (chunk_blocks - 1) + 3;
         let room = self.room_for(id, Pool::Log, blocks);
         let room = room.min(self.room_for(id, Pool::Map, pieces));
-        if self.may_take_common(now, id, room) {
+        let weight = self.volume(id).tuning().share.weight;
+        if self.shares.may_take_common(now, id, room, weight) {
             return Gate::Open;
         }
         mark(Mark::LogFull);
@@ -642,7 +641,7 @@ impl Core {
         fua: bool,
     ) {
         let volume = self.volume(id);
-        let must_be_durable = (fua || !volume.tuning.write_cache) && !has(Bug::IgnoreFua);
+        let must_be_durable = (fua || !volume.tuning().write_cache) && !has(Bug::IgnoreFua);
         if must_be_durable && volume.policy == Policy::WriteBack {
             self.acknowledge(cx, id, request, seq);
         } else {
@@ -680,15 +679,14 @@ impl Core {
         if volume.policy != Policy::Ephemeral || !volume.serves() || patient {
             return;
         }
-        let limit = volume.tuning.overlay_timeout_ms;
+        let limit = volume.tuning().overlay_timeout_ms;
         while let Some(waiting) = self.volume(id).first_waiting().copied() {
             if cx.now < waiting.since.plus_millis(limit) {
                 return;
             }
             let volume = self.volume(id);
             volume.take_first_waiting();
-            volume.overlay.full = true;
-            volume.counters.overlay_refused += 1;
+            volume.overlay_is_full();
             mark(Mark::NoSpace);
             let refusal = Err(Refusal::NoSpace);
             cx.out.reply(waiting.request, refusal);

@@ -16,6 +16,11 @@ pub struct QuotaOwner(u32);
 impl QuotaOwner {
     /// Data that is no overlay's.
     pub const NONE: QuotaOwner = QuotaOwner(0);
+
+    #[cfg(test)]
+    pub fn of_test(number: u32) -> QuotaOwner {
+        QuotaOwner(number)
+    }
 }
 
 /// Blocks of the log that an overlay keeps alive.

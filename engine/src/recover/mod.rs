@@ -251,9 +251,9 @@ pub fn recover(
     let ledger_writer = crate::core::checkpoint_writer(next.sequence);
     let mut core = Core::new(config, superblock, log, replayed.volumes, ledger_writer);
     core.adopt_fills(fills);
-    core.taken = replay::taken(&tags, &core.volumes);
+    let already = replay::taken(&tags, &core.volumes);
     core.log.collect_ready();
-    core.generation_next = Generation(next.generation_next);
+    core.given.go_on(Generation(next.generation_next), already);
     core.take_over();
     Ok((core, report))
 }
@@ -265,7 +265,9 @@ fn tell_stage_lost(last: &Checkpoint, replayed: &mut Replayed) {
     let told = |staged: bool| staged && !has(Bug::ForgetLostStage);
     for record in last.volumes.iter().filter(|record| told(record.staged)) {
         let volume = replayed.volumes[record.id.0 as usize].as_mut();
-        volume.expect("each that is named is replayed").stage_lost = true;
+        volume
+            .expect("each that is named is replayed")
+            .stage_is_lost();
     }
 }
 
@@ -277,7 +279,7 @@ fn tell_damage(report: &Report, replayed: &mut Replayed) {
         return;
     }
     for volume in volumes.filter(|volume| volume.policy == Policy::WriteBack) {
-        volume.log_damaged = true;
+        volume.log_is_damaged();
     }
 }
 

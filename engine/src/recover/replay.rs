@@ -79,7 +79,7 @@ pub fn replay(checkpoint: &Checkpoint, accepted: &Accepted, geometry: Geometry) 
     for volume in volumes.iter_mut().flatten() {
         let seen = accepted
             .serials_seen
-            .get(&volume.id.0)
+            .get(&volume.id().0)
             .copied()
             .filter(|_| !has(Bug::ReuseSerials))
             .unwrap_or(0);
@@ -390,7 +390,7 @@ mod tests {
     }
 
     fn take(volume: &mut Volume, serial: Serial, piece: Piece) {
-        let volume_id = volume.id.0;
+        let volume_id = volume.id().0;
         let found = Found {
             volume: volume_id,
             serial,

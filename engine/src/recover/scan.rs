@@ -786,8 +786,8 @@ impl Scan<'_> {
     /// serials are given one after the other. What is not whole is taken out of the footers, so
     /// that nobody finds it later, when it is not the last write any more.
     ///
-    /// A replica may have parts of several deltas behind its last whole one, each of which its owner
-    /// began to send and did not end: none of them counts.
+    /// A replica may have parts of several deltas behind its last whole one, each of which its
+    /// owner began to send and did not end: none of them counts.
     ///
     /// Not out of a footer that alone says what counts, which a loss of power could tear while it
     /// is written over. The recovery that made it has found all of its writes whole: one of which

@@ -25,15 +25,15 @@ const COMPANY_NS_MAX: u64 = 20_000_000;
 /// The writes of a volume that allocate.
 #[derive(Default)]
 pub struct Allocator {
-    pub(crate) queue: VecDeque<Queued>,
-    pub(crate) plan: Option<Box<Allocation>>,
+    queue: VecDeque<Queued>,
+    plan: Option<Box<Allocation>>,
     /// A sync has failed: what the file has of its tables is read anew.
-    pub(crate) stale: bool,
+    stale: bool,
     /// There was a plan in this life.
-    pub(crate) used: bool,
+    used: bool,
     /// One was cut short behind its counts.
-    pub(crate) leaked: bool,
-    pub(crate) company: Option<Company>,
+    leaked: bool,
+    company: Option<Company>,
 }
 
 /// What the next plan waits for. Guests that were answered together often write on together: one
@@ -142,6 +142,104 @@ pub(crate) struct Job {
 }
 
 impl Allocator {
+    /// A write, or a part of it, waits for a place. Until when the next plan waits for more.
+    pub(crate) fn enqueue(&mut self, now: Time, queued: Queued) -> Option<Time> {
+        assert!(queued.span.sectors > 0, "a write has something");
+        self.queue.push_back(queued);
+        let company = self.company.as_mut()?;
+        company.one_came(now);
+        Some(company.until)
+    }
+
+    pub(crate) fn plan(&self) -> Option<&Allocation> {
+        self.plan.as_deref()
+    }
+
+    pub(crate) fn planning(&mut self) -> &mut Allocation {
+        self.plan.as_mut().expect("a plan is under way")
+    }
+
+    /// What the file has of its tables is to be read anew before it is planned with.
+    pub fn is_stale(&self) -> bool {
+        self.stale
+    }
+
+    /// What waits, where nothing is to be planned any more.
+    pub(crate) fn take_queue(&mut self) -> VecDeque<Queued> {
+        core::mem::take(&mut self.queue)
+    }
+
+    /// Whether a plan may begin now. `may_come`: others may write along with what waits.
+    pub fn is_due(&self, now: Time, may_come: bool) -> bool {
+        let awaited = |it: Company| it.is_awaited(now, self.queue.len());
+        let waits = may_come && self.company.is_some_and(awaited) && !self.is_full();
+        !self.queue.is_empty() && !waits
+    }
+
+    /// A plan begins, of what waits; its first step.
+    pub(crate) fn begin(&mut self, now: Time) -> Step {
+        assert!(self.plan.is_none(), "one plan of a volume at a time");
+        self.company = None;
+        let step = match self.stale {
+            true => Step::Stat,
+            false => Step::Plan,
+        };
+        let mut plan = Box::new(Allocation::new(step, now));
+        plan.take_from(&mut self.queue);
+        assert!(!plan.parts.is_empty(), "a plan is of something");
+        self.plan = Some(plan);
+        self.used = true;
+        step
+    }
+
+    /// The file refers to all of the plan, which has answered so many writes. Until when the next
+    /// one waits for more, if something waits.
+    pub fn is_answered(&mut self, now: Time, answered: usize) -> Option<Time> {
+        let begun = self.planning().begun;
+        let writes = self.queue.len() + answered;
+        let company = Company::behind(now, now.since(begun), writes);
+        self.company = Some(company);
+        (!self.queue.is_empty()).then_some(company.until)
+    }
+
+    /// All of the plan is done.
+    pub fn end(&mut self) {
+        let plan = self.plan.take().expect("a plan is under way");
+        assert!(plan.parts.is_empty(), "its writes were answered");
+    }
+
+    /// Forgets a plan that nothing is in flight of. Behind *Place* the file may have a part of its
+    /// tables: it is read anew.
+    pub(crate) fn drop_plan(&mut self) -> Box<Allocation> {
+        let plan = self.plan.take().expect("it is under way");
+        assert!(plan.jobs.len() == 0 && plan.header_piece.is_none());
+        assert!(plan.plan.table_pieces() == 0, "no table is being read");
+        let changed = plan.has_changed_tables();
+        self.stale |= changed;
+        self.leaked |= changed;
+        plan
+    }
+
+    /// These writes have failed: what waits of them is not written either.
+    pub(crate) fn drop_writes_of(&mut self, parts: &[Queued]) {
+        let others = |it: &Queued| parts.iter().all(|part| part.call != it.call);
+        self.queue.retain(others);
+    }
+
+    /// What a plan had taken waits again, before all else.
+    pub(crate) fn put_back(&mut self, parts: Vec<Queued>) {
+        assert!(self.plan.is_none(), "its plan was dropped");
+        for part in parts.into_iter().rev() {
+            self.queue.push_front(part);
+        }
+    }
+
+    /// The tables were read anew.
+    pub fn is_read_anew(&mut self) {
+        assert!(self.plan.is_some(), "a plan has read them");
+        self.stale = false;
+    }
+
     /// Nothing waits, and nothing is under way.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.plan.is_none()
@@ -183,6 +281,19 @@ impl Allocator {
 }
 
 impl Volume {
+    /// Its direct writes that allocate.
+    pub fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
+
+    pub fn allocator_mut(&mut self) -> &mut Allocator {
+        assert!(
+            self.allocator.is_idle() || self.map.is_some(),
+            "raw images have all places"
+        );
+        &mut self.allocator
+    }
+
     /// Its image is written past the log, and allocates.
     pub fn allocates(&self) -> bool {
         self.map.is_some() && self.policy.is_direct() && !self.read_only

@@ -14,7 +14,7 @@
 //! of them may be under way together.
 
 use super::Volume;
-use crate::types::RequestId;
+use crate::types::{Policy, RequestId};
 
 /// How far it is that ledger and journal of a volume that goes are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,9 +199,29 @@ impl Volume {
         self.life.committing.take()
     }
 
+    /// It was attached to be committed, and has its image alone.
+    pub fn may_commit(&self) -> bool {
+        self.policy == Policy::Ephemeral && self.has_ledger()
+    }
+
+    /// Its commit is decided, and goes to an image that is not raw.
+    pub fn applies_commit(&self) -> bool {
+        let decided = self.pending_journal().is_some_and(|it| it.plan);
+        self.is_committing() && decided && self.misfit().is_none()
+    }
     /// It is not there for orders: not attached, on its way out, or being committed.
     pub fn is_gone(&self) -> bool {
         !self.is_attached() || self.goes() || self.is_committing()
+    }
+
+    /// Ledger and journal are gone, or could not be removed; the data is at the origin anyway.
+    pub(crate) fn removed(&mut self, ok: bool) {
+        if !ok {
+            self.counters.origin.errors += 1;
+        }
+        assert!(self.is_detaching() && self.removal() == Removal::Ordered);
+        // A guest may have read from it meanwhile.
+        self.remove(Removal::Done);
     }
 }
 

@@ -13,11 +13,13 @@ pub(crate) mod batch;
 mod bypass;
 mod condition;
 pub(crate) mod destage;
+mod identity;
 pub(crate) mod jobs;
 mod known;
 pub(crate) mod ledger;
 mod life;
 mod origin_use;
+mod overlay;
 pub(crate) mod pace;
 mod queue;
 pub(crate) mod quiesce;
@@ -41,6 +43,7 @@ pub use known::Known;
 pub use ledger::LedgerWriter;
 pub use life::{Life, Removal};
 pub use origin_use::OriginUse;
+pub use overlay::Overlay;
 pub use queue::{Queue, WaitKind, Waiting};
 pub use quiesce::Quiesce;
 pub use rebase::Rebase;
@@ -55,7 +58,7 @@ pub use unread::Unread;
 
 use crate::adversary::{Bug, has};
 use crate::event::{Admission, Device, IoError, ReplicaSpec, ResetOn, Share, Tuning, VolumeSpec};
-use crate::flow::{Flow, FlowLimits};
+use crate::flow::{Flow, FlowLimits, Gauges};
 use crate::format::checkpoint::VolumeRecord;
 use crate::image::Image;
 use crate::log::QuotaOwner;
@@ -96,17 +99,6 @@ impl Epoch {
     }
 }
 
-/// Of an ephemeral volume.
-#[derive(Default)]
-pub struct Overlay {
-    /// It answered a write for want of room, and has taken none since.
-    pub full: bool,
-    /// The write that is being staged goes beyond the overlay's share of RAM.
-    pub spills: bool,
-    /// When the overlay took its first write; not known of one that a recovery found.
-    pub since: Option<Time>,
-}
-
 pub struct Volume {
     /// Whether it is there, and whether it goes.
     life: Life,
@@ -120,61 +112,61 @@ pub struct Volume {
     pub replication: Replication,
     /// Requests that wait, and guests.
     queue: Queue,
-    pub id: VolumeId,
-    pub name: String,
-    pub origin: String,
-    pub uuid: Uuid,
+    id: VolumeId,
+    name: String,
+    origin: String,
+    uuid: Uuid,
     /// The policy in effect.
     pub policy: Policy,
     /// The policy that checkpoints name. It differs only while a switch is under way, and says
     /// which of the log's entries a recovery believes.
     pub logged_policy: Policy,
-    pub switch: Option<Switch>,
+    switch: Option<Switch>,
     /// How far it has turned away from a cache device that fails.
-    pub bypass: Bypass,
-    pub size_bytes: u64,
-    pub read_only: bool,
-    pub image: Known,
-    pub layer: Layer,
-    pub journal_possible: bool,
+    bypass: Bypass,
+    size_bytes: u64,
+    read_only: bool,
+    image: Known,
+    layer: Layer,
+    journal_possible: bool,
     /// Volumes with one number here take turns at destage: their origins are one storage.
-    pub storage: u64,
+    storage: u64,
     /// Index of its group among the shard's.
-    pub group: Option<usize>,
+    group: Option<usize>,
     /// The cut of its group to which new writes belong.
     pub cut: u64,
-    pub tuning: Tuning,
+    tuning: Tuning,
     pub epochs: VecDeque<Epoch>,
     /// Of the newest epoch that there was.
     pub epoch_number: EpochNumber,
-    pub ledger_writer: Option<LedgerWriter>,
+    ledger_writer: Option<LedgerWriter>,
     /// Of the ledger as it is on its medium; 0 while there is none.
-    pub ledger_generation: Generation,
-    pub destage: Option<Destage>,
+    ledger_generation: Generation,
+    destage: Option<Destage>,
     /// Its journal, which a run before has left.
-    pub replay: Option<Replay>,
-    pub unread: Unread,
+    replay: Option<Replay>,
+    unread: Unread,
     /// What it has of the log and of the map.
-    pub own: Own,
-    pub allocator: Allocator,
+    own: Own,
+    allocator: Allocator,
     pub flow: Flow,
     pub counters: Counters,
     /// Where its bytes lie in the files of its image; none = raw.
-    pub map: Option<MapId>,
+    map: Option<MapId>,
     /// The origin writes zeroes where others make a hole.
-    pub zeroes_dearly: bool,
+    zeroes_dearly: bool,
     /// The last guest has ended, so that the next one finds a clean disk.
-    pub ended: bool,
+    ended: bool,
     /// See [`VolumeRecord::stage_lost`] and [`VolumeRecord::damaged`].
-    pub stage_lost: bool,
-    pub log_damaged: bool,
+    stage_lost: bool,
+    log_damaged: bool,
     /// It and its image get another size.
-    pub resize: Option<Resize>,
+    resize: Option<Resize>,
     /// Its image rests, or is to.
-    pub quiesce: Option<Quiesce>,
+    quiesce: Option<Quiesce>,
     /// For whom the log counts what an overlay holds.
-    pub quota_owner: QuotaOwner,
-    pub overlay: Overlay,
+    quota_owner: QuotaOwner,
+    overlay: Overlay,
 }
 
 impl Volume {
@@ -319,7 +311,7 @@ impl Volume {
             merged_upto: self.merged_upto(),
             standing: self.standing(),
             size_bytes: self.size_bytes.max(returns.unwrap_or(0)),
-            under: self.image.under,
+            under: self.image_under(),
             name: self.name.clone(),
             origin: self.origin.clone(),
         }
@@ -385,17 +377,15 @@ impl Volume {
         self.policy != Policy::Ephemeral
     }
 
+    /// Shows its controller the gauges.
+    pub fn look_at_flow(&mut self, now: Time, gauges: &Gauges) {
+        self.flow.look(now, &self.tuning.flow, gauges);
+    }
+
     /// A write was refused because the volume is full.
     pub fn hit_hard_limit(&mut self) {
         self.flow.hit_hard_limit();
         self.want_room();
-    }
-
-    /// Its ledger could not be written; due again.
-    pub fn ledger_failed(&self) -> bool {
-        self.ledger_writer
-            .as_ref()
-            .is_some_and(|ledger_writer| ledger_writer.failed)
     }
 
     /// Blocks of the log that its extents keep alive.

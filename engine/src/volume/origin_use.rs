@@ -5,8 +5,9 @@
 //! requests count here all the same.
 
 use super::Volume;
+use crate::adversary::{Bug, has};
 use crate::event::IoError;
-use crate::types::{Span, Time};
+use crate::types::{BLOCK_SECTORS, Span, Time};
 use alloc::vec::Vec;
 
 /// An origin that failed a request of a guest is shown as failing for so long, unless it has
@@ -151,6 +152,26 @@ impl Volume {
             }
             IoError::Failed | IoError::Away => "the origin answers with errors",
         })
+    }
+
+    /// Whether a read that its origin did not give waits for another try.
+    pub(crate) fn may_hold(&self, begun: Time, now: Time) -> bool {
+        let limit = self.tuning().origin_timeout_ms;
+        !self.is_detaching() && limit.is_none_or(|limit| now < begun.plus_millis(limit))
+    }
+
+    pub(crate) fn count_plan_read(&mut self, bytes: u64) {
+        self.request_begins();
+        self.counters.origin.reads += 1;
+        self.counters.origin.read_bytes += bytes;
+    }
+
+    /// Whether the blocks of a range are being written past the log: then they are not filled.
+    pub(crate) fn is_being_written(&self, span: Span) -> bool {
+        let first = span.sector / BLOCK_SECTORS;
+        let end = span.end().div_ceil(BLOCK_SECTORS);
+        let whole = Span::new(first * BLOCK_SECTORS, (end - first) * BLOCK_SECTORS);
+        self.writes_directly_to(whole) && !has(Bug::FillUnderWrite)
     }
 }
 

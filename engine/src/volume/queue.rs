@@ -79,6 +79,17 @@ pub struct Queue {
     arrivals: Vec<(RequestId, bool)>,
 }
 
+impl Waiting {
+    /// Blocks of the log that it will take; nothing for what is no write.
+    pub fn blocks(&self) -> u64 {
+        match self.kind {
+            WaitKind::Write { span, .. } => span.blocks(),
+            WaitKind::Zero { .. } => 1,
+            WaitKind::Read { .. } | WaitKind::Flush => 0,
+        }
+    }
+}
+
 impl Volume {
     #[inline]
     pub fn has_waiting(&self) -> bool {
@@ -226,6 +237,20 @@ impl Volume {
     pub fn take_arrivals(&mut self) -> impl Iterator<Item = RequestId> + use<> {
         let arrivals = core::mem::take(&mut self.queue.arrivals);
         arrivals.into_iter().map(|(request, _)| request)
+    }
+
+    /// When the first waiting request of a volume has its turn, if that is not now.
+    pub(crate) fn held_until(&self, now: Time) -> Option<Time> {
+        let first = self.first_waiting()?;
+        // A write that has begun is finished: all others wait for it.
+        if self.is_in_part() {
+            return None;
+        }
+        let at = match first.blocks() {
+            0 => first.due,
+            _ => first.due.max(self.flow.not_before()),
+        };
+        (at > now).then_some(at)
     }
 }
 

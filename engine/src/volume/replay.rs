@@ -3,12 +3,12 @@
 //! Always true: an entry is in a job, is written, or is to be read again; what rests has nothing in
 //! flight. Deliberately absent: the steps (`core::replay`).
 
-use super::Volume;
 use super::batch::Sources;
 use super::destage::Destage;
 use super::ledger::APPLY_MS_MAX;
 use super::resend::{Pause, RETRY_MS};
-use crate::adversary::{Bug, has};
+use super::{Epoch, Volume};
+use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::Stat;
 use crate::format::journal::JournalEntry;
 use crate::format::ledger::{Ledger, Progress};
@@ -280,6 +280,11 @@ impl Volume {
         self.misfit().is_some() || self.replay.as_ref().is_some_and(torn)
     }
 
+    /// A journal is on its way to its image, or a guard is looked for.
+    pub fn is_replaying(&self) -> bool {
+        self.replay.is_some()
+    }
+
     /// Something of ours may be writing its image, or is about to.
     pub fn is_destaging(&self) -> bool {
         self.destage.is_some() || self.replay.is_some()
@@ -290,6 +295,69 @@ impl Volume {
         let upto = self.replay.as_ref().map_or(Serial(0), |replay| replay.upto);
         self.epochs
             .partition_point(|epoch| epoch.last_serial <= upto)
+    }
+
+    /// The ledger names a journal that a run before has left. `guarded`: the image may have a
+    /// guard.
+    pub fn finds_journal(&mut self, ledger: Option<&Ledger>, guarded: bool) {
+        assert!(!self.is_destaging(), "it has just come");
+        let found = ledger.map(Replay::of);
+        self.replay = match guarded {
+            true => Some(found.map_or_else(Replay::of_guard, Replay::guarded)),
+            false => found,
+        };
+    }
+
+    /// A journal that is on its way to its image.
+    pub fn pending_journal(&self) -> Option<&Replay> {
+        self.replay.as_ref()
+    }
+
+    /// A replay, if one is under way.
+    pub(crate) fn replay_if_any(&mut self) -> Option<&mut Replay> {
+        self.replay.as_mut()
+    }
+
+    /// The replay that is under way, and the epoch of the log that has a part of what it writes.
+    pub(crate) fn replay_from_log(&mut self) -> (&mut Replay, Option<&Epoch>) {
+        let replay = self.replay.as_mut().expect("a replay is under way");
+        let upto = replay.upto;
+        let epoch = self.epochs.front();
+        (replay, epoch.filter(|epoch| epoch.last_serial <= upto))
+    }
+
+    /// The ledger says that the image has the journal.
+    pub(crate) fn end_replay(&mut self) -> Replay {
+        let replay = self.replay.take().expect("a replay is under way");
+        assert!(replay.rests_finished(), "all of it is at the image");
+        assert!(
+            replay.cursor == replay.entries.len() && replay.again.is_empty(),
+            "each entry was written"
+        );
+        replay
+    }
+
+    /// A guard was looked for, and there was none.
+    pub(crate) fn end_guard(&mut self) -> Replay {
+        let replay = self.replay.take().expect("a replay is under way");
+        assert!(replay.guards && replay.header_piece.is_none());
+        assert!(
+            replay.jobs.len() == 0 && !replay.waiting,
+            "nothing is in flight"
+        );
+        replay
+    }
+
+    /// The journal cannot be used, and the log has all that it had: up to where.
+    pub(crate) fn lose_journal(&mut self) -> Serial {
+        let replay = self.replay.take().expect("a replay is under way");
+        assert!(
+            replay.rests() && replay.table_piece.is_none() && !self.is_in_part(),
+            "nothing of it is on its way"
+        );
+        assert!(!replay.guards, "an image with a guard needs its journal");
+        self.written_ledger().journal_is_lost(replay.upto);
+        replay.upto
     }
 
     pub(crate) fn replay(&mut self) -> &mut Replay {
@@ -321,6 +389,51 @@ impl Volume {
         if rests && self.misfit().is_some() {
             self.replay = None;
         }
+    }
+
+    /// The ledger says that nothing needs the journal any more.
+    pub(crate) fn replay_reached(&mut self) {
+        let replay = self.replay();
+        assert!(
+            replay.step == Step::Reached,
+            "the ledger was written for it"
+        );
+        (replay.step, replay.reached) = (Step::Header, true);
+    }
+
+    /// The ledger is written: entries may be.
+    pub(crate) fn replay_begun(&mut self) {
+        let replay = self.replay();
+        assert!(replay.step == Step::Begin, "the ledger was written for it");
+        if replay.cursor == 0 {
+            mark(Mark::JournalReplayed);
+        }
+        replay.step = Step::Copy;
+        if has(Bug::SkipReplay) {
+            replay.cursor = replay.entries.len();
+        }
+    }
+
+    /// A range of zeroes is one request, and nothing is read for it.
+    pub(crate) fn zero_entry(&mut self, at: usize) {
+        let replay = self.replay();
+        let job = replay.jobs.insert(Job {
+            entries: at..at + 1,
+            places: Vec::new(),
+            pieces: Vec::new(),
+            reading: false,
+            brought: false,
+            writes: 1,
+        });
+        let (span, kind) = (replay.entries[at].span, replay.entries[at].kind);
+        replay.writes.push_back(Write {
+            job,
+            entries: at..at + 1,
+            span,
+            kind,
+            slices: Vec::new(),
+        });
+        replay.advance(at + 1);
     }
 }
 

@@ -24,6 +24,7 @@ use crate::map::ExtentMap;
 use crate::snapshot::ReplicaSnapshot;
 use crate::types::{RequestId, Serial, Uuid};
 use alloc::collections::VecDeque;
+use alloc::string::String;
 use alloc::vec::Vec;
 
 /// Serials of two owners are at least so far apart that none is given twice.
@@ -43,7 +44,8 @@ pub struct Incoming {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Partial {
     upto: Serial,
-    /// The next part begins here or behind.
+    /// The next part, and where it begins, or behind.
+    part: u32,
     from: u64,
 }
 
@@ -158,7 +160,7 @@ impl Volume {
 
     /// The serials of this host begin above all that the owner before may have given. What of those
     /// is beyond the end of the replica never counts.
-    pub fn own_replica(&mut self) {
+    pub fn own_replica(&mut self, name: String) {
         let seen = self.acked();
         assert!(
             self.replica.standing.role == Role::Frozen && self.replica.partial.is_none(),
@@ -167,6 +169,7 @@ impl Volume {
         assert!(self.replica.end <= seen && self.replica.inbox.is_empty());
         let first = (seen.0 / FORK_SERIALS + 1) * FORK_SERIALS;
         self.skip_to(Serial(first - 1));
+        self.name = name;
         self.replica.standing = Standing {
             role: Role::Taken,
             term: self.replica.standing.term,
@@ -214,14 +217,14 @@ impl Volume {
         let Some(first) = batch.parts.first() else {
             return batch.ends;
         };
-        if batch.begins {
+        if batch.part == 0 {
             let counted = self.replica.end.max(batch.destaged);
             let no_gap = batch.after <= counted || has(Bug::SkipGapCheck);
             return no_gap && batch.upto >= self.replica.staged && batch.upto > counted;
         }
         let partial = self.replica.partial;
         let partial = partial.filter(|it| it.upto == batch.upto && it.upto > batch.destaged);
-        partial.is_some_and(|it| first.span.sector >= it.from)
+        partial.is_some_and(|it| it.part == batch.part && first.span.sector >= it.from)
     }
 
     /// A batch was refused; those that have come behind it are, too.
@@ -257,7 +260,7 @@ impl Volume {
         let batch = &incoming.batch;
         let alone = batch.begins_epoch || !batch.ends && !has(Bug::MergePartialDelta);
         let (upto, brings) = (batch.upto, !batch.parts.is_empty());
-        let begins = batch.begins && brings;
+        let begins = batch.part == 0 && brings;
         if brings {
             self.skip_to(upto);
             self.replica.staged = self.replica.staged.max(upto);
@@ -283,6 +286,7 @@ impl Volume {
         if let Some(last) = batch.parts.last() {
             let partial = Partial {
                 upto: batch.upto,
+                part: batch.part.wrapping_add(1),
                 from: last.span.end(),
             };
             self.replica.partial = (!batch.ends).then_some(partial);
@@ -356,7 +360,6 @@ mod tests {
     use crate::event::BatchPart;
     use crate::format::record::EntryKind;
     use crate::types::{ConnectionId, Span, Time};
-    use alloc::string::String;
     use alloc::vec;
 
     fn spec() -> ReplicaSpec {
@@ -371,8 +374,8 @@ mod tests {
         }
     }
 
-    fn batch(upto: u64, sector: u64, begins: bool, ends: bool) -> Batch {
-        let part = BatchPart {
+    fn batch(upto: u64, sector: u64, part: u32, ends: bool) -> Batch {
+        let zeroes = BatchPart {
             span: Span::new(sector, 8),
             kind: EntryKind::Zero { allocate: false },
             source: None,
@@ -381,11 +384,11 @@ mod tests {
         Batch {
             after: Serial(10),
             upto: Serial(upto),
-            begins,
+            part,
             ends,
             begins_epoch: false,
             destaged: Serial(10),
-            parts: vec![part],
+            parts: vec![zeroes],
         }
     }
 
@@ -411,33 +414,30 @@ mod tests {
     fn a_delta_counts_when_its_last_part_is_there() {
         let mut volume = volume();
         volume.begin_replica(&spec());
-        take(&mut volume, batch(12, 0, true, true));
+        take(&mut volume, batch(12, 0, 0, true));
         assert_eq!(volume.replica.end, Serial(12));
-        take(&mut volume, batch(20, 0, true, false));
+        take(&mut volume, batch(20, 0, 0, false));
         assert_eq!(volume.replica.end, Serial(12), "a part is missing");
+        assert!(!volume.follows(&batch(20, 0, 1, true)), "that was before");
         assert!(
-            !volume.follows(&batch(20, 0, false, true)),
-            "that was before"
-        );
-        assert!(
-            !volume.follows(&batch(21, 8, false, true)),
+            !volume.follows(&batch(21, 8, 1, true)),
             "that is of another"
         );
-        take(&mut volume, batch(20, 8, false, true));
+        take(&mut volume, batch(20, 8, 1, true));
         assert_eq!((volume.replica.end, volume.epochs.len()), (Serial(20), 2));
-        assert!(!volume.follows(&batch(20, 8, false, true)), "it is there");
+        assert!(!volume.follows(&batch(20, 8, 1, true)), "it is there");
     }
 
     #[test]
     fn what_is_left_of_a_delta_goes_and_its_serials_are_not_given_again() {
         let mut volume = volume();
         volume.begin_replica(&spec());
-        take(&mut volume, batch(12, 0, true, true));
-        take(&mut volume, batch(20, 0, true, false));
+        take(&mut volume, batch(12, 0, 0, true));
+        take(&mut volume, batch(20, 0, 0, false));
         assert!(volume.freeze(4) && !volume.freeze(3), "a record is newer");
-        assert!(volume.check_batch(&batch(20, 8, false, true)).is_err());
+        assert!(volume.check_batch(&batch(20, 8, 1, true)).is_err());
         assert!(volume.drop_partial().is_some() && volume.epochs.len() == 1);
-        volume.own_replica();
+        volume.own_replica(String::from("disk"));
         let standing = volume.standing();
         assert_eq!(standing.void, (Serial(12), Serial(1 << 32)));
         assert!(standing.is_void(Serial(20)) && !standing.is_void(Serial(12)));

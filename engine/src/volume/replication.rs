@@ -8,8 +8,8 @@
 //!
 //! A peer gets the history in order. While it is behind it gets epochs, each as one delta, read
 //! from their maps; from the moment on when it is about to have them all, what guests write is
-//! queued as deltas of its own, which it gets next. Where too much is queued, all of that is dropped,
-//! because the epochs have it.
+//! queued as deltas of its own, which it gets next. Where too much is queued, all of that is
+//! dropped, because the epochs have it.
 //!
 //! Always true: what is `sent` is sent as a whole, and nothing behind it; a queued delta is of one
 //! epoch, and all but the last one are closed; what a reply or a destage has relied on is at each
@@ -46,6 +46,7 @@ pub struct Delta {
 pub struct Cursor {
     pub upto: Serial,
     pub epoch: EpochNumber,
+    pub part: u32,
     pub from: u64,
 }
 

@@ -171,7 +171,10 @@ impl Decide for PassThrough {
                 self.reply(request, result.map_err(|_| Refusal::Io));
             }
             Event::Admin { request, .. } => self.reply(request, Ok(())),
-            Event::Replicate { .. } | Event::Replicated { .. } | Event::Tick => {}
+            Event::Replicate { .. } | Event::Replicated { .. } => {
+                unreachable!("there are no peers")
+            }
+            Event::Tick => {}
         }
     }
 

@@ -76,7 +76,7 @@ impl Manager {
                 let proved = fenced.is_ok().then_some(record.number);
                 let _ = inputs.send(Input::Fenced(name.clone(), fenced));
                 if let Some(number) = proved {
-                    let _ = inputs.send(Input::Of(name, Event::Proved { number }));
+                    let _ = inputs.send(Input::Of(name, Box::new(Event::Proved { number })));
                 }
             });
         }

@@ -60,7 +60,7 @@ impl Manager {
         let unit = entry.unit.as_ref().expect("it has ordered this").0;
         let (sides, records) = entry.place.clone().expect("found with its unit");
         let owned = name.to_owned();
-        let tell = move |event| drop(inputs.send(Input::Of(owned, event)));
+        let tell = move |event| drop(inputs.send(Input::Of(owned, Box::new(event))));
         match action {
             Action::Look { known } => self.workers.run(move |_| {
                 let seen = records.look(Look::new(unit, known));
@@ -107,7 +107,7 @@ impl Manager {
                     tell(Event::Decided(outcome));
                 }
             }),
-            Action::Serve { record } => self.queue(name, Job::Serve(record)),
+            Action::Serve { record } => self.queue(name, Job::Serve(Box::new(record))),
             Action::Drain => self.queue(name, Job::LetGo),
             Action::Stop => {
                 let owner = self.owner(name);
@@ -147,7 +147,8 @@ impl Manager {
                 }
                 Job::LetGo => {
                     let drained = volumes.let_go(&owned, at_rest);
-                    let _ = inputs.send(Input::Of(owned.clone(), Event::Drained(drained)));
+                    let _ =
+                        inputs.send(Input::Of(owned.clone(), Box::new(Event::Drained(drained))));
                 }
                 Job::Depose(owner) => volumes.depose(&owned, &owner),
             }

@@ -98,7 +98,7 @@ impl Shown {
 enum Input {
     Add(Box<Named>, Waiting),
     Found(String, Result<(Sides, Uuid, Records), String>),
-    Of(String, Event),
+    Of(String, Box<Event>),
     /// Another host was given what this one has the dirty data of.
     Owed(String),
     Fenced(String, Result<(), String>),
@@ -118,7 +118,7 @@ enum Input {
 /// An order that touches the volume itself.
 #[derive(Clone)]
 enum Job {
-    Serve(Record),
+    Serve(Box<Record>),
     LetGo,
     Depose(String),
 }
@@ -313,7 +313,7 @@ impl Manager {
         match input {
             Input::Add(settings, waiting) => self.add(*settings, waiting),
             Input::Found(name, found) => self.found(&name, found),
-            Input::Of(name, event) => self.event(&name, event),
+            Input::Of(name, event) => self.event(&name, *event),
             Input::Owed(name) => {
                 if let Some(entry) = self.entries.get_mut(&name) {
                     entry.owes = true;

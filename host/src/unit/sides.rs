@@ -258,6 +258,11 @@ impl Sides {
             before: Uuid::NIL,
             owner: ledger.dirty.then(|| member.me.clone()),
             epoch,
+            drainer: None,
+            given: 0,
+            wanted: 0,
+            degraded: None,
+            members: Vec::new(),
         };
         let records = self.records(member, unit)?;
         records.make()?;

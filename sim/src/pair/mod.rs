@@ -48,6 +48,7 @@ pub struct Counters {
     pub writes: u64,
     pub flushes: u64,
     pub batches: u64,
+    pub links: u64,
     pub broken_links: u64,
     pub resumed: u64,
     pub restarted: u64,
@@ -60,6 +61,7 @@ pub struct Counters {
     pub with_flushes: u64,
     pub destages: u64,
     pub spoiled: u64,
+    pub lost: u64,
 }
 
 impl Counters {
@@ -67,6 +69,7 @@ impl Counters {
         self.writes += other.writes;
         self.flushes += other.flushes;
         self.batches += other.batches;
+        self.links += other.links;
         self.broken_links += other.broken_links;
         self.resumed += other.resumed;
         self.restarted += other.restarted;
@@ -78,6 +81,7 @@ impl Counters {
         self.with_flushes += other.with_flushes;
         self.destages += other.destages;
         self.spoiled += other.spoiled;
+        self.lost += other.lost;
     }
 }
 
@@ -95,6 +99,8 @@ struct Coming {
     buffer: engine::types::BufferId,
     /// A bit of it was changed on its way.
     spoiled: bool,
+    /// Of which link it came by.
+    link: u64,
 }
 
 struct Pair {
@@ -117,6 +123,8 @@ struct Pair {
     model: Model,
     counters: Counters,
     tuning: Tuning,
+    /// A batch of this link was lost: what comes behind it is refused.
+    gap: bool,
     /// How many of the possible flushes there are, in a thousand.
     flushes: u64,
 }
@@ -194,6 +202,7 @@ impl Pair {
             model: Model::new(),
             counters: Counters::default(),
             tuning,
+            gap: false,
             flushes,
         };
         pair.disk = attach(&mut pair.owner, tuning)?;
@@ -241,6 +250,10 @@ impl Pair {
             1 => self.rng.range(1, 300),
             _ => 8 * self.rng.range(1, 5),
         };
+        self.write_sectors(sectors);
+    }
+
+    fn write_sectors(&mut self, sectors: u64) {
         let sector = match self.rng.chance(600) {
             true => 8 * self.rng.below((SECTORS - sectors) / 8 + 1),
             false => self.rng.below(SECTORS - sectors + 1),
@@ -293,6 +306,11 @@ impl Pair {
         let Some(sent) = self.wire.pop_front().filter(|_| self.linked) else {
             return Ok(());
         };
+        if self.rng.chance(3) {
+            self.gap = true;
+            self.counters.lost += 1;
+            return Ok(());
+        }
         let volume = self.replica.ok_or("a link without a replica")?;
         let mut bytes = sent.bytes;
         let spoiled = !bytes.is_empty() && self.rng.chance(5);
@@ -311,6 +329,7 @@ impl Pair {
             number,
             buffer,
             spoiled,
+            link: self.counters.links,
         });
         self.counters.batches += 1;
         self.peer.apply(Event::Replicate {
@@ -367,6 +386,13 @@ impl Pair {
                 Ok(()) if coming.spoiled => {
                     return Err("a batch that was changed on its way is taken".to_owned());
                 }
+                _ if coming.link != self.counters.links => {}
+                Err(Refusal::OutOfRange) if self.gap => {
+                    if self.linked {
+                        self.cut()?;
+                    }
+                    return Ok(());
+                }
                 Err(Refusal::Io) if coming.spoiled => {
                     if self.linked {
                         self.cut()?;
@@ -374,7 +400,6 @@ impl Pair {
                     return Ok(());
                 }
                 Ok(()) => self.acks.push_back(coming.number),
-                // Of a link before this one.
                 Err(Refusal::Gone) => {}
                 Err(refusal) => return Err(format!("a good batch is refused: {refusal}")),
             }
@@ -447,6 +472,8 @@ impl Pair {
         self.acks.clear();
         expect(self.owner.order(Command::StartPeer { volume, peer, have }))?;
         self.linked = true;
+        self.counters.links += 1;
+        self.gap = false;
         Ok(())
     }
 
@@ -560,6 +587,8 @@ impl Pair {
             match (self.counting, self.linked) {
                 (None, true) => return Ok(()),
                 (None, false) => return self.give_up(),
+                // A peer that does not answer is given up.
+                _ if self.gap => return self.give_up(),
                 _ => {}
             }
             self.carry()?;
@@ -576,11 +605,11 @@ impl Pair {
     /// The owner dies for good. A replica that the record names is taken over; else the owner comes
     /// back once more.
     fn take_over(&mut self) -> Result<(), String> {
-        if !self.member {
-            return self.crash_owner();
-        }
-        if self.rng.chance(500) {
-            self.last_moments()?;
+        match self.rng.below(4) {
+            0 if self.member => self.last_moments()?,
+            1 if self.member => self.last_write()?,
+            2 | 3 if !self.member => self.count_late()?,
+            _ => {}
         }
         if !self.member {
             return self.crash_owner();
@@ -594,8 +623,13 @@ impl Pair {
         }
         let volume = self.replica.ok_or("a member without a replica")?;
         expect(self.peer.order(Command::Freeze { volume, term: 2 }))?;
+        let end = |peer: &Machine| peer.show(volume).and_then(|it| it.replica).map(|it| it.end);
+        let said = end(&self.peer);
         if self.rng.chance(400) {
             self.peer.crash(true)?;
+        }
+        if end(&self.peer) != said {
+            return Err(format!("a frozen replica ends at {said:?} no more"));
         }
         let name = "disk".to_owned();
         expect(self.peer.order(Command::TakeOver { volume, name }))?;
@@ -624,6 +658,32 @@ impl Pair {
             self.reap()?;
         }
         self.link()?;
+        self.carry_some()
+    }
+
+    /// The peer has all, and gets some of a write that takes several batches.
+    fn last_write(&mut self) -> Result<(), String> {
+        if !self.linked {
+            self.link()?;
+        }
+        for _ in 0..300 {
+            self.carry()?;
+            self.acknowledge();
+            self.owner.complete();
+            self.peer.complete();
+            self.owner.pass(100_000);
+            self.peer.pass(100_000);
+            self.reap()?;
+        }
+        if self.linked && self.asked.len() < 8 {
+            let sectors = 8 * self.rng.range(8, 40);
+            self.write_sectors(sectors);
+        }
+        self.carry_some()
+    }
+
+    /// Some batches come, and are on media.
+    fn carry_some(&mut self) -> Result<(), String> {
         for _ in 0..self.rng.below(4) {
             self.carry()?;
             for _ in 0..40 {
@@ -634,6 +694,30 @@ impl Pair {
             self.reap()?;
         }
         Ok(())
+    }
+
+    /// A peer begins to count while a destage is under way with what it lacks.
+    fn count_late(&mut self) -> Result<(), String> {
+        if !self.linked {
+            self.link()?;
+        }
+        for _ in 0..20 {
+            self.write();
+            self.owner.complete();
+            self.reap()?;
+        }
+        let (volume, request) = (self.disk, self.owner.request());
+        let command = Command::Destage { volume };
+        self.owner.apply(Event::Admin { request, command });
+        for _ in 0..self.rng.below(60) {
+            self.owner.complete();
+            self.owner.pass(50_000);
+        }
+        if self.linked && self.counting.is_none() {
+            self.count();
+        }
+        self.reap()?;
+        self.carry_some()
     }
 
     /// The next owner goes on by itself, through losses of power.

@@ -114,8 +114,8 @@ gates! {
     /// Write-through volumes on qcow2 files that allocate, of short requests, whose origins fail
     /// again and again.
     DirectTops,
-    /// A volume with a replica on another host, over breaks of the link, kills and losses of power on
-    /// both sides, up to a takeover.
+    /// A volume with a replica on another host, over breaks of the link, kills and losses of power
+    /// on both sides, up to a takeover.
     Pairs,
 }
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Crates, how many of their files lie in circles, and asserts in 1,000 lines of the product.
 const CRATES: &[(&str, usize, usize)] = &[
-    ("engine", 0, 20),
+    ("engine", 0, 22),
     ("vring", 0, 10),
     ("node", 0, 9),
     ("workload", 0, 1),

@@ -8,6 +8,7 @@ use super::allocate::read_behind_a_failed_plan;
 use super::planned::read_beside_a_torn_table;
 use super::quiesce::{exchange_under_a_read, read_behind_a_smaller_disk, start_behind_a_snapshot};
 use super::rebase::start_behind_a_move;
+use super::replica::{count_behind_a_cut, delta_behind_a_gap, part_of_a_write};
 use super::{Disks, GEOMETRY, Host, config, memory, none, spec, syncs_origin, writes_journal};
 use crate::adversary::{Bug, break_rule};
 use crate::engine::Config;
@@ -353,4 +354,19 @@ fn settled_footer_with_a_piece() -> bool {
 #[test]
 fn a_footer_that_alone_says_what_counts_is_not_written_over() {
     notices(Bug::WriteOverSettled, settled_footer_with_a_piece);
+}
+
+#[test]
+fn a_peer_counts_only_with_what_a_destage_has_begun_with() {
+    notices(Bug::CountForgettingCuts, count_behind_a_cut);
+}
+
+#[test]
+fn what_is_left_of_a_write_leaves_those_before_it_alone() {
+    notices(Bug::MergePartialDelta, part_of_a_write);
+}
+
+#[test]
+fn a_delta_behind_a_gap_is_refused() {
+    notices(Bug::SkipGapCheck, delta_behind_a_gap);
 }

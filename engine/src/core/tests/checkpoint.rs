@@ -187,7 +187,7 @@ fn what_an_overlay_held_is_free_after_its_reset() {
     host.pass(200);
     assert_eq!(host.answer(reset), Some(Ok(())));
     assert_eq!(host.core.log.gauge().live, 0);
-    assert_eq!(host.core.dirty_extents, 0);
+    assert_eq!(host.core.extents.count(), 0);
 }
 
 /// None before the segments that were never used are used up: each one is a write to flash.

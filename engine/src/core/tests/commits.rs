@@ -179,8 +179,8 @@ fn behind_a_commit_that_was_cut_short_the_ledger_tells_whose_the_image_is() {
             attached.expect("it is served, or reset");
             host.send(Event::Tick);
             host.pass(1_000);
-            let known = &host.core.volume(disk).image;
-            assert_eq!(known.overlay_misfits, misfits);
+            let found = host.core.volume(disk).lies_on_another();
+            assert_eq!(found, misfits);
             assert_eq!(host.show(disk).dirty_bytes, 3 * 4096);
         }
     }

@@ -55,7 +55,7 @@ fn room_is_scarce_from_three_quarters_of_the_extents_on() {
     for block in [10, 20, 30] {
         host.fill(disk, block, 1);
     }
-    assert_eq!(host.core.dirty_extents, 3);
+    assert_eq!(host.core.extents.count(), 3);
     host.core.config.dirty_extents_max = 5;
     assert!(!host.core.is_room_scarce(disk));
     host.core.config.dirty_extents_max = 4;
@@ -259,7 +259,7 @@ fn a_part_of_what_was_destaged_is_expected_to_be_read() {
         }
         host.destage(disk);
         assert_eq!(host.state(disk), (State::Clean, None));
-        let layer = host.core.volume(disk).layer;
+        let layer = host.core.volume(disk).layer();
         let ram = &mut host.core.ram;
         let found = (0..130).filter(|&block| is_expected(ram, Key { layer, block }));
         let found: Vec<u64> = found.collect();
@@ -592,7 +592,7 @@ fn a_destage_ends_as_it_was_begun_whatever_is_set_meanwhile() {
         host.pass(1_000);
         let tuning = Tuning {
             destage: after,
-            ..host.core.volume(volume).tuning
+            ..*host.core.volume(volume).tuning()
         };
         let tune = host.order(Command::Tune { volume, tuning });
         assert_eq!(host.answer(tune), Some(Ok(())));

@@ -19,7 +19,7 @@ fn what_has_moved_is_twice_what_the_epoch_has() {
         host.zero(disk, 100, 50);
         host.hold(syncs_origin);
         host.destage(disk);
-        let destage = host.core.volume(disk).destage.as_ref();
+        let destage = host.core.volume(disk).destage();
         let moved = destage.expect("its sync is held").moved_halves();
         assert_eq!(moved, 2 * (5 + 1));
         assert_eq!(host.core.volume(disk).charge(), 5 + 1);

@@ -197,9 +197,8 @@ fn a_write_is_found_by_its_tag_and_one_in_parts_by_its_last() {
         assert_eq!(host.answer(request), Some(Ok(())));
         host.lose_power();
         assert!(
-            host.core.taken.contains(&(disk, tag)),
-            "{:?}",
-            host.core.taken
+            host.core.given.has_already(disk, tag),
+            "its write was found"
         );
     }
 }

@@ -520,8 +520,7 @@ impl Host {
     }
 
     fn ledger(&mut self, id: VolumeId) -> Ledger {
-        let ledger_writer = self.core.volume(id).ledger_writer.as_ref();
-        ledger_writer.expect("it has a ledger").ledger.clone()
+        self.core.volume(id).written_ledger().ledger().clone()
     }
 
     /// Requests to devices of this kind since the test counted last.

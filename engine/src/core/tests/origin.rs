@@ -256,7 +256,11 @@ fn a_table_is_read_once_and_who_waits_for_it_holds_no_place_in_the_tier() {
     let reads: Vec<_> = (0..40).map(|block| host.ask(clone, block, 1)).collect();
     assert_eq!(host.count(reads_table), 1);
     assert_eq!(host.count(reads_data), 0);
-    assert_eq!(host.core.fills.len(), 1, "only the table is on its way");
+    assert_eq!(
+        host.core.reading.fills_len(),
+        1,
+        "only the table is on its way"
+    );
     host.hold(none);
     for read in reads {
         assert_eq!(host.answer(read), Some(Ok(())));

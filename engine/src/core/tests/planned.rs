@@ -280,7 +280,7 @@ pub(super) fn attach_spec(host: &mut Host, map: Backwards, spec: VolumeSpec) -> 
     let id = host.core.place(&spec.name);
     let file = host.disks.0.entry(Device::Origin(id));
     file.or_insert_with(empty_file);
-    let cache = Some(host.core.cache);
+    let cache = Some(host.core.superblock.cache);
     let otherwise = crate::settle::Otherwise::Refuse;
     let settled = crate::settle::settle_for(&mut host.disks, id, otherwise, cache);
     let settled: Settled = settled.expect("the ledger is whole");
@@ -300,7 +300,7 @@ pub(super) fn attach_known(host: &mut Host, image: Image) -> bool {
     file.or_insert_with(empty_file);
     host.stat.image = Some(image);
     host.stat.named = Named::To(image);
-    let cache = Some(host.core.cache);
+    let cache = Some(host.core.superblock.cache);
     let otherwise = crate::settle::Otherwise::Refuse;
     let settled = crate::settle::settle_for(&mut host.disks, id, otherwise, cache);
     let mut settled: Settled = settled.expect("the ledger is whole");
@@ -410,7 +410,7 @@ fn an_image_that_allocates_is_what_it_was_until_its_journal_counts() {
 fn set_destage(host: &mut Host, volume: VolumeId, destage: DestageMode) {
     let tuning = Tuning {
         destage,
-        ..host.core.volume(volume).tuning
+        ..*host.core.volume(volume).tuning()
     };
     let order = host.order(Command::Tune { volume, tuning });
     assert_eq!(host.answer(order), Some(Ok(())));

@@ -269,7 +269,7 @@ pub(super) fn start_behind_a_move() -> bool {
     let mut host = host.killed();
     host.hold(none);
     // Its header has to be whole before it is opened.
-    let cache = Some(host.core.cache);
+    let cache = Some(host.core.superblock.cache);
     let settled = settle_for(&mut host.disks, disk, Otherwise::Refuse, cache);
     let whole = settled.is_ok_and(|it| !it.journal_left);
     whole && attach_known(&mut host, MOVED) && host.show(disk).misfit.is_none()

@@ -2,7 +2,7 @@
 
 use super::{Host, fine, none, spec, syncs_origin, writes_journal, writes_origin};
 use crate::engine::{OpenError, Otherwise, settle_for};
-use crate::event::{Command, Device, Io, IoError, Op, Refusal};
+use crate::event::{Command, Device, Io, IoError, Op, Refusal, Tuning};
 use crate::format::ledger::Progress;
 use crate::image::Finding;
 use crate::snapshot::State;
@@ -75,7 +75,7 @@ fn killed_in_a_destage() -> (Host, VolumeId, Written) {
 impl Host {
     /// Attaches a volume, and leaves its journal to be replayed while it is served.
     fn attach_with_journal(&mut self, disk: VolumeId) {
-        let cache = Some(self.core.cache);
+        let cache = Some(self.core.superblock.cache);
         let settled = settle_for(&mut self.disks, disk, Otherwise::Refuse, cache);
         let settled = settled.expect("the ledger is whole");
         assert!(settled.journal_left);
@@ -212,7 +212,7 @@ fn a_journal_that_the_log_does_not_have_is_not_left_to_it() {
     let beside = host.disks.0.into_iter();
     let beside = beside.filter(|(device, _)| *device != Device::Cache);
     other.disks.0.extend(beside);
-    let cache = Some(other.core.cache);
+    let cache = Some(other.core.superblock.cache);
     let settled = settle_for(&mut other.disks, disk, Otherwise::Refuse, cache).expect("read");
     let wanted = spec(Policy::WriteBack, "disk");
     let refused = other.core.attach(disk, wanted, settled);
@@ -242,10 +242,14 @@ fn a_volume_whose_image_is_another_one_is_let_go_in_the_middle_of_its_replay() {
     let (mut host, disk, _) = killed_in_a_destage();
     host.hold(reads_journal);
     host.attach_with_journal(disk);
-    host.core.volume(disk).tuning.origin_queue_depth = 1;
+    let volume = host.core.volume(disk);
+    volume.tune(Tuning {
+        origin_queue_depth: 1,
+        ..*volume.tuning()
+    });
     host.fail(|io| writes_origin(io).then_some(IoError::Failed));
     host.hold(none);
-    host.core.volume(disk).image.misfit = Some(Finding::Replaced);
+    host.core.volume(disk).image_misfits(Finding::Replaced);
     let gone = host.order(Command::Suspend { volume: disk });
     assert_eq!(host.answer(gone), Some(Ok(())));
 }
@@ -260,7 +264,8 @@ fn a_volume_whose_device_failed_is_let_go_in_the_middle_of_a_step_of_its_ledger(
     let order = host.destage(disk);
     host.pass(100);
     assert_eq!(host.answer(order), None, "its ledger is being written");
-    host.core.volume(disk).bypass = super::super::Bypass::Held;
+    host.core.volume(disk).enter_bypass();
+    host.core.volume(disk).hold_in_bypass();
     let gone = host.order(Command::Detach {
         volume: disk,
         discard_dirty: true,

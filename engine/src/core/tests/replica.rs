@@ -386,7 +386,7 @@ fn bytes_of_a_stranger_are_refused_and_do_no_harm() {
         |it| it.parts.push(it.parts[0]),
         |it| it.upto = Serial(u64::MAX),
         |it| it.destaged = Serial(it.upto.0 + 1),
-        |it| it.begins = false,
+        |it| it.part = 1,
     ];
     for change in changes {
         let mut batch = whole.clone();
@@ -411,4 +411,43 @@ fn bytes_of_a_stranger_are_refused_and_do_no_harm() {
     pair.carry_all();
     pair.take_over();
     pair.same(0, 3);
+}
+
+/// A peer begins to count while the image is written with what it lacks.
+pub fn count_behind_a_cut() -> bool {
+    let mut pair = Pair::new();
+    pair.owner.fill(pair.disk, 0, 3);
+    pair.owner.hold(writes_origin);
+    pair.owner.destage(pair.disk);
+    pair.owner.pass(500);
+    assert!(pair.owner.flights.iter().any(writes_origin));
+    let counted = pair.count();
+    let early = pair.owner.answer(counted);
+    pair.carry_all();
+    assert_eq!(pair.owner.answer(counted), Some(Ok(())));
+    early.is_none()
+}
+
+/// An owner dies while it sends a write in parts. Whether the write before it is there.
+pub fn part_of_a_write() -> bool {
+    let mut pair = Pair::new();
+    pair.owner.write_bytes(pair.disk, 3, 0xa1);
+    pair.carry_all();
+    assert!(pair.owner.write(pair.disk, 100, 20));
+    assert_eq!(pair.carry(), Some(Some(Ok(()))));
+    assert!(!pair.owner.sent.is_empty(), "parts are missing");
+    pair.take_over();
+    assert_eq!(pair.member.read(pair.replica, 100, 1), Some(vec![0; 4096]));
+    pair.member.read(pair.replica, 3, 1) == Some(vec![0xa1; 4096])
+}
+
+/// A host loses a batch, and sends the next one.
+pub fn delta_behind_a_gap() -> bool {
+    let mut pair = Pair::new();
+    pair.owner.write_bytes(pair.disk, 3, 0xa1);
+    pair.owner.sent.clear();
+    pair.owner.write_bytes(pair.disk, 4, 0xa2);
+    pair.owner.flush(pair.disk);
+    assert_eq!(pair.owner.sent.len(), 1);
+    pair.carry() == Some(Some(Err(Refusal::OutOfRange)))
 }

@@ -228,12 +228,12 @@ fn a_volume_that_becomes_uncached_and_no_other_forgets_what_is_kept_of_it() {
         (WriteBack, WriteBack, false),
     ] {
         let (mut host, disk) = Host::of(spec(before, "disk"));
-        let layer = host.core.volume(disk).layer;
+        let layer = host.core.volume(disk).layer();
         let order = host.switch(disk, after);
         host.pass(200);
         assert_eq!(host.answer(order), Some(Ok(())));
         assert_eq!(host.show(disk).policy, after);
-        let renewed = host.core.volume(disk).layer != layer;
+        let renewed = host.core.volume(disk).layer() != layer;
         assert_eq!(renewed, forgets, "{before:?} to {after:?}");
     }
 }

@@ -28,18 +28,18 @@ fn a_stage_counts_what_it_takes_of_the_log_and_what_it_replaces() {
     assert_eq!(shown.dirty_bytes, (13 + 40) * SECTOR_BYTES);
     assert_eq!(shown.dirty_writes, 3);
     assert_eq!(shown.dirty_extents, 3);
-    assert_eq!(host.core.dirty_extents, 3);
+    assert_eq!(host.core.extents.count(), 3);
     assert_eq!(host.core.volume(disk).charge(), 1 + 2 + 1);
     assert_eq!(host.core.log.gauge().live, 1 + 2 + 1);
     // All of one extent is replaced: one less, and one more.
     host.write_sectors(disk, 4, 9);
-    assert_eq!(host.core.dirty_extents, 3);
+    assert_eq!(host.core.extents.count(), 3);
     assert_eq!(
         host.show(disk).counters.writes.elided_bytes,
         13 * SECTOR_BYTES
     );
     host.destage(disk);
-    assert_eq!(host.core.dirty_extents, 0);
+    assert_eq!(host.core.extents.count(), 0);
     assert_eq!(host.core.log.gauge().live, 0);
 }
 

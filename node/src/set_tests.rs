@@ -1,0 +1,315 @@
+//! Schedules of the set of an owner, one after the other; the search has all orders.
+
+use super::*;
+use crate::change::Order;
+use alloc::vec;
+
+const FIRST: u64 = 1 << 42;
+
+fn id(number: u8) -> Uuid {
+    Uuid([number; 16])
+}
+
+fn holder(number: u8) -> Holder {
+    Holder {
+        host: id(number),
+        cache: id(number),
+        boot: id(90),
+        session: id(91),
+        name: "h".into(),
+    }
+}
+
+fn member(number: u8) -> Member {
+    Member {
+        host: id(number),
+        cache: id(number),
+        copy: id(50 + number),
+    }
+}
+
+struct Counter(u8);
+
+impl Nonces for Counter {
+    fn fresh(&mut self) -> Uuid {
+        self.0 += 1;
+        id(200 + self.0)
+    }
+}
+
+struct Owner {
+    set: Set,
+    nonces: Counter,
+    out: Vec<Action>,
+}
+
+impl Owner {
+    /// Owner 1 under record 1.
+    fn new(members: &[u8], wanted: u8, degraded: Option<Degraded>, drainer: Option<u8>) -> Owner {
+        let record = Record {
+            cluster: id(1),
+            unit: id(2),
+            number: 1,
+            nonce: id(3),
+            before: id(4),
+            owner: Some(holder(1)),
+            epoch: Epoch {
+                number: 4,
+                nonce: id(5),
+            },
+            drainer: drainer.map(holder),
+            given: 1,
+            wanted,
+            degraded,
+            members: vec![],
+        };
+        let empty = History::empty(Serial(0));
+        let owns = Ownership::alone(record, member(1), &empty, Serial(0)).expect("serials");
+        let members = members.iter().map(|it| member(*it)).collect();
+        let record = Record {
+            members,
+            ..owns.record.clone()
+        };
+        let mut owner = Owner {
+            set: Set::new(holder(1), Ownership { record, ..owns }),
+            nonces: Counter(0),
+            out: vec![],
+        };
+        owner.tell(Event::Begin);
+        owner
+    }
+
+    fn tell(&mut self, event: Event) {
+        let mut cx = Cx {
+            nonces: &mut self.nonces,
+            out: &mut self.out,
+        };
+        self.set.handle(&mut cx, event);
+    }
+
+    /// The copy of a host opens, resumes and has all up to here.
+    fn joins(&mut self, number: u8, durable: u64) {
+        let status = Status {
+            copy: self.copy_of(number),
+            term: 1,
+            history: History::empty(Serial(0)),
+            from: Serial(0),
+            destaged: Serial(0),
+            health: Health::Whole,
+        };
+        let (copy, session) = (status.copy, id(91));
+        let opened = Body::Opened {
+            session,
+            credit: 0,
+            status,
+        };
+        self.hears(number, opened);
+        let end = Serial(0);
+        self.hears(number, Body::Resumed { copy, session, end });
+        self.acks(number, durable);
+    }
+
+    fn copy_of(&self, number: u8) -> Uuid {
+        let mut peers = self.set.peers.iter();
+        let peer = peers.find(|it| it.member.host == id(number));
+        peer.expect("it is a peer").member.copy
+    }
+
+    /// Without credit: that is no reason to leave it out (correction 13).
+    fn acks(&mut self, number: u8, durable: u64) {
+        let body = Body::Ack {
+            copy: self.copy_of(number),
+            session: id(91),
+            term: 1,
+            durable: Serial(durable),
+            batch: 1,
+            credit: 0,
+        };
+        self.hears(number, body);
+    }
+
+    fn hears(&mut self, number: u8, body: Body) {
+        let from = id(number);
+        self.tell(Event::Heard { from, body });
+    }
+
+    fn writes(&mut self, serial: u64) {
+        self.tell(Event::Given(Serial(serial)));
+        self.tell(Event::Synced(Serial(serial)));
+    }
+
+    fn changing(&self) -> Option<Record> {
+        self.set.change.as_ref().map(|it| it.record().clone())
+    }
+
+    fn wins(&mut self) -> Record {
+        self.tell(Event::Remembered);
+        let record = self.changing().expect("a change is under way");
+        self.tell(Event::Decided(Outcome::Won(record.clone())));
+        record
+    }
+
+    fn chooses(&mut self, number: u8) {
+        assert!(
+            self.out
+                .iter()
+                .any(|it| matches!(it, Action::Choose { .. }))
+        );
+        self.tell(Event::Chosen(Some((id(number), id(number)))));
+    }
+}
+
+/// Schedule 6.2: what is left out counts until the record without it is decided.
+#[test]
+fn a_flush_waits_for_a_lost_member_until_the_record_without_it_is_decided() {
+    let mut owner = Owner::new(&[1, 2], 1, None, None);
+    owner.writes(FIRST);
+    assert_eq!(owner.set.acknowledge(), None, "its fork is not there (C6)");
+    owner.joins(2, FIRST);
+    assert_eq!(owner.set.state(), State::Full);
+    owner.writes(FIRST + 1);
+    assert_eq!(owner.set.acknowledge(), Some(Serial(FIRST)));
+    owner.tell(Event::Unfit { host: id(2) });
+    assert_eq!(owner.set.state(), State::Waiting);
+    assert!(matches!(
+        owner.out.last(),
+        Some(Action::Vault(Order::Remember {
+            undecided: true,
+            ..
+        }))
+    ));
+    owner.tell(Event::Remembered);
+    assert_eq!(owner.set.acknowledge(), Some(Serial(FIRST)));
+    assert_eq!(owner.set.begin_cut(), Some(Serial(FIRST)));
+    owner.tell(Event::Decided(Outcome::Damaged("?".into())));
+    assert_eq!(owner.set.acknowledge(), Some(Serial(FIRST)), "undecided");
+    let record = owner.wins();
+    assert_eq!(record.degraded, Some(Degraded::PeerLost));
+    assert_eq!(owner.set.state(), State::Degraded);
+    assert_eq!(owner.set.acknowledge(), Some(Serial(FIRST + 1)));
+}
+
+/// Schedules 1 and 2, H17: a flush and a cut that the learner has not, and then the union.
+#[test]
+fn a_learner_is_proposed_with_all_flushes_and_cuts_and_counts_from_then() {
+    let degraded = Some(Degraded::PeerLost);
+    let mut owner = Owner::new(&[1], 1, degraded, None);
+    owner.writes(FIRST);
+    assert_eq!(owner.set.acknowledge(), Some(Serial(FIRST)));
+    assert_eq!(owner.set.begin_cut(), Some(Serial(FIRST)));
+    owner.chooses(3);
+    owner.joins(3, 0);
+    owner.tell(Event::Live { host: id(3) });
+    assert_eq!(owner.changing(), None, "it has nothing yet");
+    owner.writes(FIRST + 1);
+    assert_eq!(owner.set.begin_cut(), None, "it counts since it is live");
+    owner.acks(3, FIRST);
+    let record = owner.changing().expect("it has all");
+    assert_eq!(record.members.len(), 2);
+    assert_eq!(record.degraded, None);
+    assert_eq!(owner.set.acknowledge(), Some(Serial(FIRST)));
+    owner.acks(3, FIRST + 1);
+    assert_eq!(owner.set.begin_cut(), Some(Serial(FIRST + 1)));
+    owner.wins();
+    assert_eq!((owner.set.state(), owner.set.real()), (State::Full, 1));
+    // H18: nothing above what was sent is believed.
+    owner.acks(3, u64::MAX);
+    owner.writes(FIRST + 2);
+    assert_eq!(owner.set.acknowledge(), Some(Serial(FIRST + 1)));
+}
+
+/// Correction 10: degraded until what was left is in p + 1 copies. C7, C9: no cut before proof.
+#[test]
+fn after_a_takeover_a_unit_is_degraded_and_its_origin_is_not_written_before_proof() {
+    let mut owner = Owner::new(&[1], 1, Some(Degraded::TakenOver), Some(9));
+    owner.writes(FIRST);
+    assert_eq!((owner.set.state(), owner.set.real()), (State::Degraded, 0));
+    assert_eq!(owner.set.acknowledge(), Some(Serial(FIRST)), "it serves");
+    assert_eq!(owner.set.begin_cut(), None, "and does not drain");
+    let other = Epoch {
+        number: 3,
+        ..owner.set.record().epoch
+    };
+    owner.tell(Event::Proved(other));
+    assert_eq!(owner.set.preparing, None, "proof of another epoch");
+    owner.tell(Event::Proved(owner.set.record().epoch));
+    owner.tell(Event::Prepared(Ok(())));
+    let record = owner.wins();
+    assert_eq!((record.epoch.number, &record.drainer), (5, &None));
+    assert_eq!(record.degraded, Some(Degraded::TakenOver));
+    assert!(
+        owner
+            .out
+            .iter()
+            .any(|it| matches!(it, Action::Drain { .. }))
+    );
+    assert_eq!(owner.set.begin_cut(), Some(Serial(FIRST)));
+    owner.chooses(3);
+    owner.joins(3, FIRST);
+    owner.tell(Event::Live { host: id(3) });
+    assert_eq!(owner.wins().degraded, None);
+    assert_eq!(owner.set.state(), State::Full);
+}
+
+/// C11, H19: a member that has lost what it had is left out, and another copy is made there.
+#[test]
+fn a_copy_that_has_too_little_or_too_much_is_not_resumed() {
+    let mut owner = Owner::new(&[1, 2], 1, None, None);
+    owner.writes(FIRST + 1);
+    owner.joins(2, FIRST + 1);
+    owner.tell(Event::Fit { host: id(2) });
+    // Its stream has ended, and it comes back with less than it had acknowledged.
+    let status = Status {
+        copy: id(52),
+        term: 1,
+        history: owner.set.history.upto(Serial(FIRST)),
+        from: Serial(0),
+        destaged: Serial(0),
+        health: Health::Whole,
+    };
+    let (session, credit) = (id(91), 0);
+    owner.hears(
+        2,
+        Body::Opened {
+            session,
+            credit,
+            status: status.clone(),
+        },
+    );
+    assert_eq!(owner.set.state(), State::Waiting);
+    assert_eq!(owner.wins().members, [member(1)]);
+    owner.chooses(2);
+    assert_eq!(owner.copy_of(2), id(52), "it may go on, if it fits");
+    let more = History::checked(status.history.forks().to_vec(), Serial(FIRST + 9));
+    let status = Status {
+        history: more.expect("is sane"),
+        ..status
+    };
+    owner.hears(
+        2,
+        Body::Opened {
+            session,
+            credit,
+            status,
+        },
+    );
+    assert_ne!(owner.copy_of(2), id(52), "it has more: a new copy");
+}
+
+#[test]
+fn another_host_with_a_newer_record_ends_the_ownership_and_a_smaller_p_drops_a_copy() {
+    let mut owner = Owner::new(&[1, 2], 1, None, None);
+    owner.joins(2, 0);
+    owner.tell(Event::Wanted(0));
+    assert_eq!(owner.wins().members, [member(1)]);
+    assert_eq!(owner.set.state(), State::Full);
+    owner.tell(Event::Wanted(1));
+    let mut other = owner.changing().expect("p is in the record");
+    other.owner = Some(holder(2));
+    other.nonce = id(77);
+    owner.tell(Event::Remembered);
+    owner.tell(Event::Decided(Outcome::Lost(other)));
+    assert_eq!(owner.set.state(), State::Ended);
+    assert!(matches!(owner.out.last(), Some(Action::Stop { .. })));
+    assert_eq!(owner.set.acknowledge(), None);
+}
