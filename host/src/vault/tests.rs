@@ -258,6 +258,11 @@ fn record(number: u64, nonce: u8) -> Record {
         before: Uuid::NIL,
         owner: None,
         epoch: Epoch::default(),
+        drainer: None,
+        given: 0,
+        wanted: 0,
+        degraded: None,
+        members: Vec::new(),
     }
 }
 
