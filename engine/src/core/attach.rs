@@ -498,7 +498,8 @@ impl Core {
             || volume.has_reads()
             || volume.is_committing()
             || volume.is_ledger_busy()
-            || volume.has_batches();
+            || volume.has_batches()
+            || volume.has_peers();
         if busy || volume.removal() == Removal::Ordered {
             return;
         }

@@ -103,6 +103,7 @@ impl Core {
             "nothing that is bad is needed any more"
         );
         volume.epochs.push_front(merged);
+        self.restart_rounds(id);
         self.recount(id);
         self.begin_destage(id);
         true

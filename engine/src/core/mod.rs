@@ -269,7 +269,7 @@ impl Core {
         let (mut unfinished, mut given_up, mut extents) = (0, 0, 0);
         for volume in self.volumes.iter().flatten() {
             let begun = volume.is_in_part();
-            unfinished += u32::from(begun);
+            unfinished += u32::from(begun) + u32::from(volume.has_batch_in_part());
             given_up += u32::from(volume.is_given_up());
             extents += volume.dirty_extents();
             assert!(
@@ -466,7 +466,7 @@ impl Core {
                 self.take_over_replica(cx, volume, request, name);
             }
             Command::NameLineage { volume, lineage } => {
-                self.name_lineage(volume, request, lineage);
+                self.name_lineage(cx, volume, request, lineage);
             }
             Command::StartPeer { volume, peer, have } => {
                 self.start_peer(cx, volume, request, (peer, have));

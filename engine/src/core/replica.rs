@@ -36,6 +36,7 @@ impl Core {
     ) {
         let known = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
         let kept = match known {
+            _ if !Volume::is_serial_of_owner(spec.destaged) => Err(Refusal::OutOfRange),
             None => self.make_replica(id, spec),
             Some(it) if it.uuid() != spec.uuid || it.size_bytes() != spec.size_bytes => {
                 Err(Refusal::Busy)
@@ -141,6 +142,7 @@ impl Core {
         }
         mark(Mark::TookOver);
         volume.own_replica(name);
+        self.count_writers();
         self.checkpoint.wait(OfCheckpoint::Replica(request));
     }
 
@@ -173,6 +175,11 @@ impl Core {
             self.break_replica(cx, id);
             return;
         }
+        // What the origin has makes room for what waits.
+        let (destaged, end) = (batch.destaged, self.volume(id).replica_end());
+        if !self.volume(id).has_begun_batch() {
+            self.drop_old(id, destaged.min(end));
+        }
         self.volume(id).add_batch(request, batch);
         if !self.replicas.taking.contains(&id) {
             self.replicas.taking.push_back(id);
@@ -182,6 +189,10 @@ impl Core {
     /// Nothing behind a batch that was refused is taken: it would leave a gap.
     fn break_replica(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
+        // What an earlier link has left says nothing of the next one.
+        if volume.is_settling() || !volume.is_replica() {
+            return;
+        }
         for request in volume.break_replica() {
             cx.out.reply(request, Err(Refusal::Gone));
         }
@@ -208,7 +219,14 @@ impl Core {
         let Some(incoming) = volume.first_batch() else {
             return false;
         };
-        if !incoming.begun {
+        let untouched = incoming.parts_done == 0 && incoming.sectors_done == 0;
+        if incoming.begun && untouched {
+            // It has no claim to room before something of it is there.
+            let batch = incoming.batch.clone();
+            if !self.has_room_for(cx, id, &batch) {
+                return false;
+            }
+        } else if !incoming.begun {
             let (batch, request) = (incoming.batch.clone(), incoming.request);
             if !volume.follows(&batch) {
                 volume.end_refused();
@@ -250,7 +268,7 @@ impl Core {
             .filter(data)
             .map(|it| it.span.blocks())
             .sum();
-        let blocks = bytes + HEADERS;
+        let blocks = bytes.max(3 * batch.parts.len() as u64) + HEADERS;
         if batch.parts.is_empty() {
             return true;
         }

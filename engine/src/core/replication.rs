@@ -21,6 +21,7 @@ use crate::types::{
     BLOCK_BYTES, BLOCK_SECTORS, EpochNumber, PeerId, Policy, RequestId, SECTOR_BYTES, Serial, Span,
     Uuid, VolumeId,
 };
+use crate::volume::replica::PARTS_MAX;
 use crate::volume::replication::{Cursor, Delta};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -34,8 +35,14 @@ pub struct Replicas {
     pub taking: VecDeque<VolumeId>,
 }
 
-/// Parts of one batch.
-pub const PARTS_MAX: usize = 64;
+impl Replicas {
+    fn sends(&mut self, id: VolumeId) {
+        if !self.sending.contains(&id) {
+            self.sending.push(id);
+        }
+        assert!(self.sending.iter().filter(|it| **it == id).count() == 1);
+    }
+}
 
 /// What a batch carries, before its bytes are looked for.
 struct Gathered {
@@ -77,7 +84,17 @@ fn gather(map: &ExtentMap, from: u64, blocks_max: u64) -> Gathered {
 }
 
 impl Core {
-    pub(super) fn name_lineage(&mut self, id: VolumeId, request: RequestId, lineage: Uuid) {
+    pub(super) fn name_lineage(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        lineage: Uuid,
+    ) {
+        if self.volume(id).is_replica() {
+            cx.out.reply(request, Err(Refusal::Gone));
+            return;
+        }
         self.volume(id).name_lineage(lineage);
         self.checkpoint
             .wait(super::checkpoint::Waiter::Replica(request));
@@ -93,6 +110,7 @@ impl Core {
         let volume = self.volume(id);
         let replicates = volume.policy == Policy::WriteBack && !volume.is_read_only();
         let alone = volume.group().is_none() && !volume.is_switching() && !volume.is_resizing();
+        let alone = alone && !volume.is_rebasing();
         let started = volume
             .replication
             .find(peer)
@@ -108,9 +126,7 @@ impl Core {
         };
         if refusal.is_none() {
             volume.start_peer(peer, have);
-            if !self.replicas.sending.contains(&id) {
-                self.replicas.sending.push(id);
-            }
+            self.replicas.sends(id);
         }
         cx.out.reply(request, refusal.map_or(Ok(()), Err));
     }
@@ -122,7 +138,9 @@ impl Core {
         request: RequestId,
         peer: PeerId,
     ) {
-        if !self.volume(id).count_peer(peer, request) {
+        let volume = self.volume(id);
+        let logs = volume.policy == Policy::WriteBack && volume.is_with_log();
+        if !logs || !volume.count_peer(peer, request) {
             cx.out.reply(request, Err(Refusal::Gone));
         }
         self.peers_have_more(cx, id);
@@ -130,9 +148,10 @@ impl Core {
 
     pub(super) fn stop_peer(&mut self, cx: &mut Cx<'_>, id: VolumeId, peer: PeerId, counts: bool) {
         let Some(stopped) = self.volume(id).stop_peer(peer, counts) else {
-            if counts {
-                self.volume(id).need_peer(peer);
-                self.replicas.sending.push(id);
+            let volume = self.volume(id);
+            if counts && !volume.is_gone() && !volume.is_replica() {
+                volume.need_peer(peer);
+                self.replicas.sends(id);
             }
             return;
         };
@@ -242,7 +261,12 @@ impl Core {
             });
             let grown = map.len() as i64 - before;
             self.extents.grow(grown);
-            peer.count_queued(piece.span.sectors);
+            // Zeroes carry nothing.
+            let carried = match piece.content {
+                Content::Data(_) => piece.span.sectors,
+                Content::Zero { .. } => BLOCK_SECTORS,
+            };
+            peer.count_queued(carried);
             if peer.is_overfull() {
                 mark(Mark::PeerFellBehind);
                 dropped.extend(peer.drop_queue());
@@ -251,6 +275,17 @@ impl Core {
         dropped
             .into_iter()
             .for_each(|delta| self.extents.free_later(delta.map));
+    }
+
+    /// Epochs of a volume have become one.
+    pub(super) fn restart_rounds(&mut self, id: VolumeId) {
+        let mut dropped = Vec::new();
+        for peer in self.volume(id).replication.peers() {
+            dropped.extend(peer.restart_round());
+        }
+        for delta in dropped {
+            self.extents.free_later(delta.map);
+        }
     }
 
     /// What is queued for peers is not any more: they get it from the epochs.
@@ -509,6 +544,8 @@ impl Core {
                     self.stop_peer(cx, id, peer, counts);
                 }
                 self.volume(id).replication.forget_gone();
+                // A volume that goes may wait for it.
+                self.touch(id);
             }
         }
     }
@@ -543,7 +580,7 @@ impl Core {
         let it = self.peer(id, peer);
         let upto = it.sent();
         let destaged = destaged.min(upto);
-        if !it.is_untold(destaged) || !it.is_idle() {
+        if !it.is_untold(destaged) {
             return false;
         }
         let batch = Batch {

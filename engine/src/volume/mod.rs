@@ -351,7 +351,8 @@ impl Volume {
 
     /// The volume may hold dirty data in the log.
     pub fn takes_log(&self) -> bool {
-        self.is_dirty() || (self.is_attached() && !self.read_only && !self.policy.is_direct())
+        let writes = self.is_attached() && !self.read_only && !self.policy.is_direct();
+        self.is_dirty() || writes || self.is_replica()
     }
 
     /// Dirty data that must reach the origin some day.

@@ -20,7 +20,7 @@ use super::Volume;
 use crate::adversary::{Bug, has};
 use crate::event::{Batch, Refusal, ReplicaSpec};
 use crate::format::checkpoint::{Role, Standing};
-use crate::map::ExtentMap;
+use crate::map::{EXTENT_SECTORS_MAX, ExtentMap};
 use crate::snapshot::ReplicaSnapshot;
 use crate::types::{RequestId, Serial, Uuid};
 use alloc::collections::VecDeque;
@@ -29,6 +29,12 @@ use alloc::vec::Vec;
 
 /// Serials of two owners are at least so far apart that none is given twice.
 const FORK_SERIALS: u64 = 1 << 32;
+
+/// No owner gives a serial as high, not even after a takeover each second for centuries.
+const SERIAL_MAX: Serial = Serial(1 << 63);
+
+/// Parts of one batch.
+pub const PARTS_MAX: usize = 64;
 
 /// A batch that has come.
 pub struct Incoming {
@@ -75,6 +81,11 @@ impl Replica {
 }
 
 impl Volume {
+    /// An owner may have given it.
+    pub fn is_serial_of_owner(serial: Serial) -> bool {
+        serial < SERIAL_MAX
+    }
+
     pub fn standing(&self) -> Standing {
         self.replica.standing
     }
@@ -93,6 +104,11 @@ impl Volume {
     /// Another host gives its serials.
     pub fn is_replica(&self) -> bool {
         matches!(self.replica.standing.role, Role::Replica | Role::Frozen)
+    }
+
+    /// All up to here is in the log.
+    pub fn replica_end(&self) -> Serial {
+        self.replica.end
     }
 
     pub fn replica_snapshot(&self) -> Option<ReplicaSnapshot> {
@@ -139,7 +155,7 @@ impl Volume {
     pub fn reopen_replica(&mut self, spec: &ReplicaSpec) -> bool {
         let standing = &mut self.replica.standing;
         let obeys = standing.role == Role::Replica && standing.term <= spec.term;
-        if obeys && self.replica.settling.is_none() {
+        if obeys && self.replica.settling.is_none() && !self.log_damaged {
             (standing.lineage, standing.term) = (spec.lineage, spec.term);
             self.replica.broken = false;
             return true;
@@ -167,9 +183,10 @@ impl Volume {
             "what is taken over is frozen, and whole"
         );
         assert!(self.replica.end <= seen && self.replica.inbox.is_empty());
-        let first = (seen.0 / FORK_SERIALS + 1) * FORK_SERIALS;
+        let first = (seen.0 / FORK_SERIALS + 2) * FORK_SERIALS;
         self.skip_to(Serial(first - 1));
         self.name = name;
+        self.replica.recovered = self.replica.end;
         self.replica.standing = Standing {
             role: Role::Taken,
             term: self.replica.standing.term,
@@ -200,13 +217,15 @@ impl Volume {
         for part in &batch.parts {
             let span = part.span;
             let ends = span.sector.checked_add(span.sectors);
-            if span.sectors == 0 || span.sector < from || ends.is_none_or(|it| it > self.sectors())
-            {
+            let inside = ends.is_some_and(|it| it <= self.sectors());
+            let sized = (1..=EXTENT_SECTORS_MAX - 7).contains(&span.sectors);
+            if !inside || !sized || span.sector < from {
                 return Err(Refusal::OutOfRange);
             }
             from = span.end();
         }
-        match batch.destaged <= batch.upto && batch.upto.0 < u64::MAX {
+        let few = batch.parts.len() <= PARTS_MAX;
+        match few && batch.destaged <= batch.upto && batch.upto < SERIAL_MAX {
             true => Ok(()),
             false => Err(Refusal::OutOfRange),
         }
@@ -300,6 +319,13 @@ impl Volume {
     /// A batch is staged in part.
     pub fn has_begun_batch(&self) -> bool {
         self.replica.inbox.front().is_some_and(|it| it.begun)
+    }
+
+    /// Some of the first batch is in the log, and some is not.
+    #[cfg(feature = "adversary")]
+    pub fn has_batch_in_part(&self) -> bool {
+        let first = self.replica.inbox.front();
+        first.is_some_and(|it| it.parts_done > 0 || it.sectors_done > 0)
     }
 
     pub fn has_batches(&self) -> bool {
@@ -439,8 +465,9 @@ mod tests {
         assert!(volume.drop_partial().is_some() && volume.epochs.len() == 1);
         volume.own_replica(String::from("disk"));
         let standing = volume.standing();
-        assert_eq!(standing.void, (Serial(12), Serial(1 << 32)));
+        assert_eq!(standing.void, (Serial(12), Serial(2 << 32)));
         assert!(standing.is_void(Serial(20)) && !standing.is_void(Serial(12)));
-        assert_eq!(volume.serial_next(), Serial(1 << 32));
+        assert_eq!(volume.serial_next(), Serial(2 << 32));
+        assert_eq!(volume.recovered_upto(), Serial(12));
     }
 }

@@ -224,9 +224,25 @@ impl Peer {
         self.queued_sectors * SECTOR_BYTES >= EAGER_BYTES || self.queue.len() > 1
     }
 
+    /// The epochs of its round are others by now: what it lacks is looked for anew.
+    pub fn restart_round(&mut self) -> VecDeque<Delta> {
+        let dropped = self.drop_queue();
+        if !self.is_stopped() {
+            self.cursor = None;
+            self.mode = Mode::CatchingUp {
+                upto: self.sent,
+                dropped: true,
+            };
+        }
+        dropped
+    }
+
     /// Drops what is queued: it is in the epochs. What of it was sent in part is sent again.
     pub fn drop_queue(&mut self) -> VecDeque<Delta> {
         self.queued_sectors = 0;
+        if self.queue.is_empty() {
+            return VecDeque::new();
+        }
         match self.mode {
             Mode::Stopped => {}
             Mode::CatchingUp { upto, .. } => {

@@ -157,7 +157,9 @@ pub(super) fn orphans(engine: &Engine, settings: &Settings) -> Vec<VolumeSetting
         return Vec::new();
     }
     let known = engine.known().into_iter();
-    let left = known.filter(|volume| {
+    // A replica is another host's to bring to its image.
+    let own = known.filter(|volume| volume.replica.is_none());
+    let left = own.filter(|volume| {
         let named = settings
             .volumes
             .iter()

@@ -5,6 +5,7 @@
 
 use super::{Host, none, spec, writes_origin};
 use crate::event::{Batch, Command, Device, Event, Io, Op, Refusal, ReplicaSpec};
+use crate::format::record::EntryKind;
 use crate::map::Content;
 use crate::memory::model::Bytes;
 use crate::memory::{Area, Memory, Place};
@@ -379,7 +380,7 @@ fn bytes_of_a_stranger_are_refused_and_do_no_harm() {
     let mut pair = Pair::new();
     pair.owner.fill(pair.disk, 0, 3);
     let whole = pair.owner.sent.front().expect("it left").batch.clone();
-    let changes: [fn(&mut Batch); 7] = [
+    let changes: [fn(&mut Batch); 9] = [
         |it| it.parts[0].span.sector = u64::MAX,
         |it| it.parts[0].span.sectors = 0,
         |it| it.parts[0].source = None,
@@ -387,6 +388,18 @@ fn bytes_of_a_stranger_are_refused_and_do_no_harm() {
         |it| it.upto = Serial(u64::MAX),
         |it| it.destaged = Serial(it.upto.0 + 1),
         |it| it.part = 1,
+        |it| it.upto = Serial(1 << 63),
+        |it| {
+            let (zeroes, span) = (EntryKind::Zero { allocate: false }, it.parts[0].span);
+            it.parts = (0..65_u64)
+                .map(|n| crate::event::BatchPart {
+                    span: Span::new(span.sector + n, 1),
+                    kind: zeroes,
+                    source: None,
+                    sum: 0,
+                })
+                .collect();
+        },
     ];
     for change in changes {
         let mut batch = whole.clone();
@@ -450,4 +463,55 @@ pub fn delta_behind_a_gap() -> bool {
     pair.owner.flush(pair.disk);
     assert_eq!(pair.owner.sent.len(), 1);
     pair.carry() == Some(Some(Err(Refusal::OutOfRange)))
+}
+
+#[test]
+fn orders_that_fit_no_replica_are_refused_and_do_no_harm() {
+    let mut pair = Pair::new();
+    let (volume, lineage) = (pair.replica, Uuid([8; 16]));
+    let named = pair.member.order(Command::NameLineage { volume, lineage });
+    assert_eq!(pair.member.answer(named), Some(Err(Refusal::Gone)));
+    let spec = replica_spec(Serial(u64::MAX));
+    let kept = pair.member.order(Command::KeepReplica { volume, spec });
+    assert_eq!(pair.member.answer(kept), Some(Err(Refusal::OutOfRange)));
+    let name = String::from("disk");
+    let taken = pair.member.order(Command::TakeOver { volume, name });
+    assert_eq!(pair.member.answer(taken), Some(Err(Refusal::Busy)));
+    // A peer that is lost while its volume goes.
+    let (volume, discard_dirty) = (pair.disk, true);
+    pair.owner.fill(volume, 0, 3);
+    pair.owner.hold(|io| io.op == Op::Remove);
+    let gone = pair.owner.order(Command::Detach {
+        volume,
+        discard_dirty,
+    });
+    pair.stop(true);
+    pair.owner.hold(none);
+    pair.owner.pass(1_000);
+    assert_eq!(pair.owner.answer(gone), Some(Ok(())));
+}
+
+/// The peer is in the middle of a round when two epochs become one.
+#[test]
+fn a_peer_that_catches_up_gets_what_a_merge_has_made_one() {
+    let (mut owner, disk) = Host::write_back();
+    owner.fill(disk, 0, 40);
+    let mut member = Host::new();
+    let replica = member.core.place("disk@1");
+    let mut pair = Pair {
+        owner,
+        disk,
+        member,
+        replica,
+    };
+    pair.open();
+    assert_eq!(pair.carry(), Some(Some(Ok(()))));
+    pair.owner.write_bytes(disk, 50, 0xb1);
+    pair.owner.core.restart_rounds(disk);
+    pair.owner.flush(disk);
+    pair.owner.pass(50);
+    pair.carry_all();
+    assert_eq!(pair.have(), pair.owner.show(disk).acked_serial);
+    pair.take_over();
+    pair.same(0, 60);
 }
