@@ -382,7 +382,7 @@ pub(crate) mod testing {
         loop {
             match open() {
                 Ok(opened) => return opened,
-                Err(fault) if fault.kind == Kind::InUse && start.elapsed().as_secs() < 10 => {
+                Err(fault) if fault.kind == Kind::InUse && start.elapsed().as_secs() < 120 => {
                     std::thread::yield_now();
                 }
                 Err(fault) => panic!("it should be free: {fault}"),

@@ -44,6 +44,9 @@ impl Replicas {
     }
 }
 
+/// One part of so many of the log may be kept alive for one peer that is behind.
+const QUEUE_PART: u64 = 16;
+
 /// What a batch carries, before its bytes are looked for.
 struct Gathered {
     pieces: Vec<Piece>,
@@ -227,6 +230,7 @@ impl Core {
         epoch: EpochNumber,
         begun: bool,
     ) {
+        let kept_max = self.log.gauge().capacity / QUEUE_PART * BLOCK_BYTES;
         let full_sectors = self.scratch.piece_bytes() / SECTOR_BYTES / 2;
         let volume = self.volumes[id.0 as usize]
             .as_mut()
@@ -267,7 +271,7 @@ impl Core {
                 Content::Zero { .. } => BLOCK_SECTORS,
             };
             peer.count_queued(carried);
-            if peer.is_overfull() {
+            if peer.is_overfull(kept_max) {
                 mark(Mark::PeerFellBehind);
                 dropped.extend(peer.drop_queue());
             }

@@ -109,9 +109,10 @@ impl Volume {
         core::mem::take(&mut self.image.waiters)
     }
 
-    /// The image was found longer than it was known to be, as far as the disk goes.
+    /// The image was found longer than the disk, or than it was known to be: as far as the disk goes
+    /// that is known from now on.
     pub fn image_has_grown(&mut self, bytes: u64) {
-        assert!(self.image.seen.size_bytes < bytes, "it has grown");
+        assert!(bytes > 0, "what has grown has a size");
         self.image.seen.size_bytes = bytes.min(self.size_bytes);
     }
 

@@ -215,8 +215,9 @@ impl Peer {
         self.queued_sectors += sectors;
     }
 
-    pub fn is_overfull(&self) -> bool {
-        self.queued_sectors * SECTOR_BYTES > QUEUED_BYTES_MAX
+    /// `bytes_max`: what it may keep alive in the log.
+    pub fn is_overfull(&self, bytes_max: u64) -> bool {
+        self.queued_sectors * SECTOR_BYTES > bytes_max.min(QUEUED_BYTES_MAX)
     }
 
     /// The queue is worth a batch, though one is on its way.
