@@ -109,8 +109,8 @@ impl Volume {
         core::mem::take(&mut self.image.waiters)
     }
 
-    /// The image was found longer than the disk, or than it was known to be: as far as the disk goes
-    /// that is known from now on.
+    /// The image was found longer than the disk, or than it was known to be: as far as the disk
+    /// goes that is known from now on.
     pub fn image_has_grown(&mut self, bytes: u64) {
         assert!(bytes > 0, "what has grown has a size");
         self.image.seen.size_bytes = bytes.min(self.size_bytes);
