@@ -265,7 +265,7 @@ impl Core {
         // ledger will be ahead of it.
         let upto = self.phase(id).upto;
         if !self.volume(id).is_replicated(upto) && !has(Bug::DestagePastPeers) {
-            // Whoever takes over from a peer would find the image ahead of what that has.
+            // A takeover from a peer would find the image ahead of what the peer has.
             mark(Mark::DestageWaitedForPeer);
             return false;
         }

@@ -26,6 +26,23 @@ use alloc::vec::Vec;
 /// Blocks of the log that a batch needs besides those of its bytes.
 const HEADERS: u64 = 4;
 
+/// What a batch takes of the log.
+#[derive(Clone, Copy)]
+struct Need {
+    blocks: u64,
+    parts: u64,
+}
+
+impl Need {
+    fn of(batch: &Batch) -> Need {
+        let data = batch.parts.iter().filter(|part| part.source.is_some());
+        Need {
+            blocks: data.map(|part| part.span.blocks()).sum(),
+            parts: batch.parts.len() as u64,
+        }
+    }
+}
+
 impl Core {
     pub(super) fn keep_replica(
         &mut self,
@@ -219,25 +236,21 @@ impl Core {
         let Some(incoming) = volume.first_batch() else {
             return false;
         };
+        let (begun, request) = (incoming.begun, incoming.request);
         let untouched = incoming.parts_done == 0 && incoming.sectors_done == 0;
-        if incoming.begun && untouched {
-            // It has no claim to room before something of it is there.
-            let batch = incoming.batch.clone();
-            if !self.has_room_for(cx, id, &batch) {
-                return false;
-            }
-        } else if !incoming.begun {
-            let (batch, request) = (incoming.batch.clone(), incoming.request);
-            if !volume.follows(&batch) {
-                volume.end_refused();
-                cx.out.reply(request, Err(Refusal::OutOfRange));
-                self.break_replica(cx, id);
-                return true;
-            }
-            if !self.has_room_for(cx, id, &batch) {
-                return false;
-            }
-            self.begin_batch(id, &batch);
+        let need = Need::of(&incoming.batch);
+        if !begun && !volume.follows_first() {
+            volume.end_refused();
+            cx.out.reply(request, Err(Refusal::OutOfRange));
+            self.break_replica(cx, id);
+            return true;
+        }
+        // It has no claim to room before something of it is there.
+        if untouched && !self.has_room_for(cx, id, need) {
+            return false;
+        }
+        if !begun {
+            self.begin_batch(id);
         }
         let resumed = self.volume(id).first_batch().expect("just seen");
         let resumed = resumed.parts_done > 0 || resumed.sectors_done > 0;
@@ -260,26 +273,23 @@ impl Core {
     }
 
     /// Whether the log has room for all of a batch.
-    fn has_room_for(&mut self, cx: &Cx<'_>, id: VolumeId, batch: &Batch) -> bool {
-        let data = |part: &&crate::event::BatchPart| part.source.is_some();
-        let bytes: u64 = batch
-            .parts
-            .iter()
-            .filter(data)
-            .map(|it| it.span.blocks())
-            .sum();
-        let blocks = bytes.max(3 * batch.parts.len() as u64) + HEADERS;
-        if batch.parts.is_empty() {
+    fn has_room_for(&mut self, cx: &Cx<'_>, id: VolumeId, need: Need) -> bool {
+        if need.parts == 0 {
             return true;
         }
+        let blocks = need.blocks.max(3 * need.parts) + HEADERS;
         let span = Span::new(0, blocks * BLOCK_SECTORS);
         let open = matches!(self.gate(cx.now, id, span, EntryKind::Write), Gate::Open);
         open && self.log.has_room(StreamKind::Writes, blocks)
     }
 
-    fn begin_batch(&mut self, id: VolumeId, batch: &Batch) {
-        self.drop_old(id, batch.destaged);
-        if batch.part == 0 && !batch.parts.is_empty() {
+    fn begin_batch(&mut self, id: VolumeId) {
+        let incoming = self.volume(id).first_batch().expect("it has come");
+        let batch = &incoming.batch;
+        let begins = batch.part == 0 && !batch.parts.is_empty();
+        let destaged = batch.destaged;
+        self.drop_old(id, destaged);
+        if begins {
             self.drop_partial(id);
         }
         if self.volume(id).begin_batch() && self.volume(id).is_dirty() {

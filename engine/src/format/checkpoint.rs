@@ -169,6 +169,34 @@ pub struct VolumeRecord {
     pub origin: String,
 }
 
+impl VolumeRecord {
+    /// A write-back volume without a write.
+    pub fn unwritten(id: VolumeId, uuid: Uuid) -> VolumeRecord {
+        VolumeRecord {
+            id,
+            uuid,
+            generation: Generation(1),
+            base_generation: Generation(1),
+            policy: Policy::WriteBack,
+            destage_in_place: false,
+            journal_possible: true,
+            ended: false,
+            staged: false,
+            stage_lost: false,
+            damaged: false,
+            first_serial: Serial(1),
+            serial_next: Serial(1),
+            destaged: Serial(0),
+            merged_upto: Serial(0),
+            standing: Standing::default(),
+            size_bytes: 0,
+            under: Image::default(),
+            name: String::new(),
+            origin: String::new(),
+        }
+    }
+}
+
 /// A segment that held data when the checkpoint was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentRecord {

@@ -60,7 +60,6 @@ use crate::adversary::{Bug, has};
 use crate::event::{Admission, Device, IoError, ReplicaSpec, ResetOn, Share, Tuning, VolumeSpec};
 use crate::flow::{Flow, FlowLimits, Gauges};
 use crate::format::checkpoint::VolumeRecord;
-use crate::image::Image;
 use crate::log::QuotaOwner;
 use crate::map::{Content, ExtentMap};
 use crate::origin::MapId;
@@ -223,52 +222,23 @@ impl Volume {
     /// A volume that neither log nor ledger knew.
     pub fn fresh(id: VolumeId, spec: &VolumeSpec) -> Volume {
         Volume::known(VolumeRecord {
-            id,
-            uuid: spec.new_uuid,
-            generation: Generation(1),
-            base_generation: Generation(1),
             policy: spec.policy,
             destage_in_place: spec.tuning.destage == DestageMode::InPlace,
             journal_possible: spec.journal_possible,
-            ended: false,
-            staged: false,
-            stage_lost: false,
-            damaged: false,
-            first_serial: Serial(1),
-            serial_next: Serial(1),
-            destaged: Serial(0),
-            merged_upto: Serial(0),
-            standing: Default::default(),
             size_bytes: spec.size_bytes,
-            under: Image::default(),
             name: spec.name.clone(),
             origin: spec.origin.clone(),
+            ..VolumeRecord::unwritten(id, spec.new_uuid)
         })
     }
 
     /// A replica of another host's volume, of which nothing is here.
     pub fn replica(id: VolumeId, spec: &ReplicaSpec) -> Volume {
         let mut volume = Volume::known(VolumeRecord {
-            id,
-            uuid: spec.uuid,
-            generation: Generation(1),
-            base_generation: Generation(1),
-            policy: Policy::WriteBack,
-            destage_in_place: false,
-            journal_possible: true,
-            ended: false,
-            staged: false,
-            stage_lost: false,
-            damaged: false,
-            first_serial: Serial(1),
-            serial_next: Serial(1),
-            destaged: Serial(0),
-            merged_upto: Serial(0),
-            standing: Default::default(),
             size_bytes: spec.size_bytes,
-            under: Image::default(),
             name: spec.name.clone(),
             origin: spec.origin.clone(),
+            ..VolumeRecord::unwritten(id, spec.uuid)
         });
         volume.begin_replica(spec);
         volume
@@ -525,26 +495,10 @@ mod tests {
 
     pub fn volume() -> Volume {
         Volume::known(VolumeRecord {
-            id: VolumeId(1),
-            uuid: Uuid([1; 16]),
-            generation: Generation(1),
-            base_generation: Generation(1),
-            policy: Policy::WriteBack,
-            destage_in_place: false,
-            journal_possible: true,
-            ended: false,
-            staged: false,
-            stage_lost: false,
-            damaged: false,
-            first_serial: Serial(1),
-            serial_next: Serial(1),
-            destaged: Serial(0),
-            merged_upto: Serial(0),
-            standing: Default::default(),
             size_bytes: SECTORS * SECTOR_BYTES,
             name: String::from("disk"),
             origin: String::from("/disk.img"),
-            under: Default::default(),
+            ..VolumeRecord::unwritten(VolumeId(1), Uuid([1; 16]))
         })
     }
 

@@ -151,7 +151,7 @@ impl Volume {
         };
     }
 
-    /// The owner has come back to it. False if the replica obeys somebody else by now.
+    /// The owner has come back to it. False if the replica obeys a newer record.
     pub fn reopen_replica(&mut self, spec: &ReplicaSpec) -> bool {
         let standing = &mut self.replica.standing;
         let obeys = standing.role == Role::Replica && standing.term <= spec.term;
@@ -254,6 +254,12 @@ impl Volume {
             false => Vec::new(),
         };
         gone.into_iter()
+    }
+
+    /// The same of the first batch that waits.
+    pub fn follows_first(&self) -> bool {
+        let first = self.replica.inbox.front();
+        first.is_some_and(|it| self.follows(&it.batch))
     }
 
     pub fn add_batch(&mut self, request: RequestId, batch: Batch) {
@@ -364,7 +370,7 @@ impl Volume {
         Some(epoch.map)
     }
 
-    /// Somebody waits until all that is here is durable.
+    /// The request is answered when all that is here is durable.
     pub fn settle(&mut self, request: RequestId) {
         let before = self.replica.settling.replace(request);
         assert!(before.is_none(), "one order at a time");

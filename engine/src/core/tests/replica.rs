@@ -211,7 +211,7 @@ fn a_flush_waits_for_a_peer_that_counts_and_its_replica_can_be_served() {
     pair.owner.write_bytes(disk, 3, 0xa1);
     let alone = pair.owner.flush(disk);
     pair.owner.pass(50);
-    assert_eq!(pair.owner.answer(alone), Some(Ok(())), "nobody counts yet");
+    assert_eq!(pair.owner.answer(alone), Some(Ok(())), "no peer counts yet");
     let counted = pair.count();
     assert_eq!(pair.owner.answer(counted), None, "it lacks that write");
     assert!(pair.carry_all() > 0);

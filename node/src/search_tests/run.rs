@@ -1,0 +1,172 @@
+//! Runs of the search: from which worlds, how far, and what has to be found when a rule is left out.
+//!
+//! Always true: a state is looked at once; each bound is printed with what was reached.
+
+use super::*;
+
+fn hash(world: &World) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    world.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// What a test does before it searches: each step by the begin of its name, with all messages.
+fn walk(bounds: Bounds, steps: &[&str]) -> World {
+    leave_out(None);
+    steps.iter().fold(World::new(), |world, step| {
+        let next = world.next(bounds);
+        let names: Vec<String> = next.iter().map(|(name, _)| name.clone()).collect();
+        let mut next = next.into_iter().filter(|(name, _)| name.starts_with(step));
+        let next = next.next_back();
+        let (_, next) = next.unwrap_or_else(|| panic!("no step: {step} of {names:?}"));
+        assert_eq!(next.check(), None, "after {step}");
+        next
+    })
+}
+
+/// Searches all states; the number of them and whether those are all, or the steps to the first
+/// that must not be.
+fn search(
+    bounds: Bounds,
+    first: World,
+    out: Option<Rule>,
+    most: usize,
+) -> Result<(usize, bool), Vec<String>> {
+    leave_out(out);
+    let mut from: HashMap<u64, Option<(u64, String)>> = HashMap::from([(hash(&first), None)]);
+    let mut queue = VecDeque::from([first]);
+    while let Some(world) = queue.pop_front() {
+        let here = hash(&world);
+        for (step, next) in world.next(bounds) {
+            let there = hash(&next);
+            let std::collections::hash_map::Entry::Vacant(slot) = from.entry(there) else {
+                continue;
+            };
+            slot.insert(Some((here, step)));
+            let Some(why) = next.check() else {
+                queue.push_back(next);
+                continue;
+            };
+            let (mut steps, mut at) = (vec![why], there);
+            while let Some(Some((before, step))) = from.get(&at) {
+                steps.push(step.clone());
+                at = *before;
+            }
+            steps.reverse();
+            return Err(steps);
+        }
+        if from.len() > most {
+            return Ok((from.len(), false));
+        }
+    }
+    Ok((from.len(), true))
+}
+
+/// Of the models that found the corrections: 3 hosts, 2 writes, 1 takeover, 2 changes, 1 crash.
+const BOUNDS: Bounds = Bounds {
+    writes: 2,
+    takeovers: 1,
+    changes: 2,
+    crashes: 1,
+    proofs: 0,
+    lags: false,
+};
+
+/// Without crashes, and with one change more.
+const CALM: Bounds = Bounds {
+    crashes: 0,
+    changes: 3,
+    ..BOUNDS
+};
+
+fn most(default: usize) -> usize {
+    let most = std::env::var("TENUTO_SEARCH_STATES");
+    most.ok().and_then(|it| it.parse().ok()).unwrap_or(default)
+}
+
+/// The first host goes on alone: the second one was left out.
+const ALONE: [&str; 4] = [
+    "1 is unfit for 0",
+    "0 links 2",
+    "link 2 arrives",
+    "0 hears how 2 was decided",
+];
+
+/// The third host took the unit over, with all messages.
+const TAKEN: [&str; 8] = [
+    "0 writes 1",
+    "0 sends to 1",
+    "0 acknowledges",
+    "2 takes with 1",
+    "2 links 2",
+    "link 2 arrives",
+    "2 hears how 2 was decided",
+    "2 asks 1",
+];
+
+#[test]
+fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
+    let learns = Bounds {
+        changes: 3,
+        takeovers: 0,
+        ..BOUNDS
+    };
+    let lags = Bounds {
+        lags: true,
+        ..BOUNDS
+    };
+    let again = Bounds {
+        takeovers: 2,
+        changes: 4,
+        ..BOUNDS
+    };
+    let proved = Bounds { proofs: 1, ..again };
+    let fenced = [&TAKEN[..], &["0 crashes", "2 has proof", "2 has prepared"]].concat();
+    for (name, bounds, steps, default) in [
+        ("as begun", BOUNDS, &[][..], 30_000),
+        ("with a log that lags", lags, &[], 15_000),
+        ("with a learner", learns, &ALONE, 15_000),
+        ("after a takeover", again, &TAKEN, 15_000),
+        ("with proof", proved, &fenced, 10_000),
+    ] {
+        let found = search(bounds, walk(bounds, steps), None, most(default));
+        let (states, whole) = found.unwrap_or_else(|steps| panic!("{}", steps.join("\n")));
+        println!("{name}: {states} states, whole: {whole}");
+    }
+}
+
+#[test]
+fn a_rule_of_the_copies_that_is_left_out_is_noticed() {
+    let lags = Bounds {
+        lags: true,
+        takeovers: 0,
+        ..BOUNDS
+    };
+    let twice = Bounds {
+        takeovers: 2,
+        ..CALM
+    };
+    let again = Bounds {
+        crashes: 1,
+        ..twice
+    };
+    let sent = ["0 writes 1", "0 sends to 1"];
+    for (rule, bounds, steps) in [
+        (Rule::FlushesAskBoth, CALM, &ALONE[..]),
+        (Rule::CutsAskBoth, CALM, &ALONE),
+        (Rule::CutsAskMembers, CALM, &[]),
+        (Rule::LearnerHasFlushes, CALM, &ALONE),
+        (Rule::LearnerHasCuts, CALM, &ALONE),
+        (Rule::FreezeEndsStream, CALM, &[]),
+        (Rule::RestartFreezes, BOUNDS, &[]),
+        (Rule::ForksAreCompared, lags, &sent),
+        (Rule::SourceIsComplete, twice, &TAKEN),
+        (Rule::LastCompleteStays, again, &TAKEN),
+        (Rule::DrainerHasProof, CALM, &[]),
+    ] {
+        let found = search(bounds, walk(bounds, steps), Some(rule), 100_000);
+        let steps = found.err();
+        let steps = steps.unwrap_or_else(|| panic!("{rule:?} is not noticed"));
+        println!("{rule:?}: {} steps: {}", steps.len() - 1, steps.join("; "));
+    }
+}
