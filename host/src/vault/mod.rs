@@ -156,7 +156,9 @@ pub fn begin(vault: &Vault) -> Result<(), String> {
             let (drills, name) = (Drills::new(etcd), format!("init{}", uuid::Uuid::new_v4()));
             let made = drills.make(&name, "init");
             drills.remove(&name);
-            made.map(drop)
+            made.map(drop).map_err(|why| {
+                format!("{why}; start the etcd, and see that this host reaches it and may write it")
+            })
         }
     }
 }

@@ -383,4 +383,7 @@ fn members_are_asked_in_turn() {
         why.contains(&format!("{gone}: connection refused")),
         "{why}"
     );
+    let gone = Vault::parse(&format!("etcd://{gone}")).expect("it is well written");
+    let why = super::begin(&gone).expect_err("no cluster begins there");
+    assert!(why.contains("connection refused; start the etcd"), "{why}");
 }
