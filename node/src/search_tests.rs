@@ -936,4 +936,5 @@ impl Host {
     }
 }
 
+#[path = "search_run_tests.rs"]
 mod run;

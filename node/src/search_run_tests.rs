@@ -1,4 +1,4 @@
-//! Runs of the search: from which worlds, how far, and what has to be found when a rule is left out.
+//! Runs of the search: from which worlds, how far, and what is found when a rule is left out.
 //!
 //! Always true: a state is looked at once; each bound is printed with what was reached.
 
