@@ -20,12 +20,14 @@
 //! copy that has too much or too little, which is [`crate::history::History::follow`].
 
 use crate::broken::{Rule, has};
+use crate::codec::{In, Out};
 use crate::history::History;
-use crate::message::{Body, Health, Status};
-use crate::record::{Member, Record};
+use crate::message::{About, Body, Health, Status, put_history, take_history};
+use crate::record::{Member, RECORD_BYTES, Record};
 use crate::taker::Ownership;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use engine::format::checksum;
 use engine::types::{Serial, Uuid};
 
 /// What of a copy lasts over a restart, beside its writes.
@@ -40,6 +42,50 @@ pub struct Durable {
     pub from: Serial,
     /// No batch is taken until the owner of the record resumes the copy.
     pub frozen: bool,
+    /// Of the volume.
+    pub about: About,
+}
+
+impl Durable {
+    /// As a host keeps it, with a checksum.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Out(Vec::new());
+        for id in [self.member.host, self.member.cache, self.member.copy] {
+            out.uuid(id);
+        }
+        out.0.extend_from_slice(&self.record.encode());
+        put_history(&mut out, &self.history);
+        out.u64(self.from.0);
+        out.u8(self.frozen.into());
+        self.about.put(&mut out);
+        let sum = checksum(&[&out.0]);
+        out.u32(sum);
+        out.0
+    }
+
+    /// None: it is damaged, or nothing of this kind.
+    pub fn parse(bytes: &[u8]) -> Option<Durable> {
+        let (body, sum) = bytes.split_last_chunk::<4>()?;
+        if checksum(&[body]) != u32::from_le_bytes(*sum) {
+            return None;
+        }
+        let mut from = In(body);
+        let mut id = || from.uuid().ok();
+        let member = Member {
+            host: id()?,
+            cache: id()?,
+            copy: id()?,
+        };
+        let durable = Durable {
+            member,
+            record: Record::parse(from.take(RECORD_BYTES).ok()?).ok()?,
+            history: take_history(&mut from).ok()?,
+            from: Serial(from.u64().ok()?),
+            frozen: from.flag("frozen").ok()?,
+            about: About::take(&mut from).ok()?,
+        };
+        from.0.is_empty().then_some(durable)
+    }
 }
 
 /// What the host tells a copy.
@@ -64,6 +110,8 @@ pub enum Event {
     Persisted,
     /// All writes up to here are synced.
     Synced(Serial),
+    /// The same of a host whose log takes the batches by itself: it looks before it answers.
+    Reached(Serial),
     /// A sync has failed, or something below the end cannot be read.
     Damaged,
     /// The log was read: the writes end here.
@@ -133,13 +181,14 @@ impl Copy {
     }
 
     /// The copy of an owner that had none, or none with this name.
-    pub fn begin(owns: &Ownership) -> Copy {
+    pub fn begin(owns: &Ownership, about: About) -> Copy {
         let durable = Durable {
             member: owns.own,
             record: owns.record.clone(),
             history: owns.history.clone(),
             from: owns.from,
             frozen: false,
+            about,
         };
         Copy::of(durable, Health::Whole)
     }
@@ -151,6 +200,7 @@ impl Copy {
             fresh: true,
             destaged,
             record,
+            about,
             ..
         } = open
         else {
@@ -162,6 +212,7 @@ impl Copy {
             history: History::empty(*destaged),
             from: *destaged,
             frozen: false,
+            about: about.clone(),
         };
         ((member.host, member.cache) == me).then(|| Copy::of(durable, Health::Whole))
     }
@@ -225,6 +276,7 @@ impl Copy {
             Event::Given(_) => {}
             Event::Persisted => self.persisted(out),
             Event::Synced(end) => self.synced(out, end),
+            Event::Reached(end) => self.reached(end),
             Event::Damaged => self.damaged(out),
             Event::Recovered(end) => self.recovered(out, end),
             Event::Closed => self.session = None,
@@ -441,6 +493,14 @@ impl Copy {
         self.freeze_if_quiet(out);
     }
 
+    fn reached(&mut self, end: Serial) {
+        // What is there above the answer to a freeze does not count.
+        if end > self.durable.history.end() && !self.durable.frozen {
+            self.durable.history.grow(end);
+            self.written = self.written.max(end);
+        }
+    }
+
     /// Only what is durable is vouched for, under the term that is.
     fn ack(&self) -> Option<(Uuid, Body)> {
         let session = self.session.filter(|it| it.resumed)?;
@@ -519,7 +579,9 @@ impl Copy {
 
     fn drop(&mut self, out: &mut Vec<Action>, from: Uuid, record: &Record) {
         let named = record.members.contains(&self.durable.member);
-        if self.accepts(out, from, record) && !named {
+        // An owner lets go of a unit with everything at its origin: any host may tell so.
+        let released = record.owner.is_none() && record.number > self.term();
+        if (released || self.accepts(out, from, record)) && !named {
             self.session = None;
             out.push(Action::Remove);
         }

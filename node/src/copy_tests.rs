@@ -50,6 +50,7 @@ fn open(number: u64, owner: u8) -> Body {
         fresh: true,
         destaged: Serial(0),
         record: record(number, owner),
+        about: About::default(),
     }
 }
 
@@ -204,6 +205,7 @@ fn a_restart_keeps_generation_and_end_and_a_wiped_cache_has_no_copy() {
         fresh: true,
         destaged: Serial(0),
         record: record(1, 1),
+        about: About::default(),
     };
     assert!(matches!(
         tell(&mut again, 1, other)[..],

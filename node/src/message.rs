@@ -63,6 +63,8 @@ pub enum Body {
         fresh: bool,
         destaged: Serial,
         record: Box<Record>,
+        /// As the sender's log has it; the machine of the set leaves it empty.
+        about: About,
     },
     /// `credit`: log blocks that the copy takes before it has destaged any.
     Opened {
@@ -140,6 +142,39 @@ pub enum Health {
     Recovering = 1,
     /// Something below its end cannot be read, or a sync has failed.
     Damaged = 2,
+}
+
+/// Longest name of a volume, and longest path of an origin.
+const NAME_BYTES_MAX: usize = 64;
+const ORIGIN_BYTES_MAX: usize = 1024;
+
+/// What a host has to know of a volume to keep a copy of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct About {
+    /// For people; the unit says which volume it is.
+    pub name: String,
+    pub origin: String,
+    /// Of the volume in the owner's log and in its ledger.
+    pub volume: Uuid,
+    pub size_bytes: u64,
+}
+
+impl About {
+    pub(crate) fn put(&self, out: &mut Out) {
+        out.text(&self.name, NAME_BYTES_MAX);
+        out.text(&self.origin, ORIGIN_BYTES_MAX);
+        out.uuid(self.volume);
+        out.u64(self.size_bytes);
+    }
+
+    pub(crate) fn take(from: &mut In<'_>) -> Result<About, Bad> {
+        Ok(About {
+            name: from.text("name", NAME_BYTES_MAX)?,
+            origin: from.text("origin", ORIGIN_BYTES_MAX)?,
+            volume: from.uuid()?,
+            size_bytes: from.u64()?,
+        })
+    }
 }
 
 /// What a copy says of itself.
@@ -246,11 +281,13 @@ fn put_copies(out: &mut Out, body: &Body) {
             fresh,
             destaged,
             record,
+            about,
         } => {
             put_ids(out, 9, &[member.host, member.cache, member.copy, *session]);
             out.u8(u8::from(*fresh));
             out.u64(destaged.0);
             put_record(out, record);
+            about.put(out);
         }
         Body::Opened {
             session,
@@ -348,6 +385,7 @@ fn take_copies(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
             fresh: from.flag("fresh")?,
             destaged: Serial(from.u64()?),
             record: take_record(from)?,
+            about: About::take(from)?,
         },
         10 => Body::Opened {
             session: from.uuid()?,
@@ -429,7 +467,7 @@ fn take_record(from: &mut In<'_>) -> Result<Box<Record>, Malformed> {
     record.map(Box::new).map_err(|_| Malformed)
 }
 
-fn put_history(out: &mut Out, history: &History) {
+pub(crate) fn put_history(out: &mut Out, history: &History) {
     assert!(history.forks().len() <= FORKS_MAX, "forks are bounded");
     out.u8(history.forks().len() as u8);
     for fork in history.forks() {
@@ -441,7 +479,7 @@ fn put_history(out: &mut Out, history: &History) {
     out.u64(history.end().0);
 }
 
-fn take_history(from: &mut In<'_>) -> Result<History, Malformed> {
+pub(crate) fn take_history(from: &mut In<'_>) -> Result<History, Malformed> {
     let count = usize::from(from.u8()?);
     if count > FORKS_MAX {
         return Err(Malformed);
@@ -553,6 +591,12 @@ mod tests {
                 fresh: true,
                 destaged: serial,
                 record: record.clone(),
+                about: About {
+                    name: "disk".into(),
+                    origin: "/mnt/disk.img".into(),
+                    volume: Uuid([9; 16]),
+                    size_bytes: 1 << 30,
+                },
             },
             Body::Opened {
                 session,

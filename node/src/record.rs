@@ -133,6 +133,12 @@ impl Record {
         self.members.iter().find(|member| member.host == host)
     }
 
+    /// Another host than the owner has what is not at the origin.
+    pub fn has_copies_elsewhere(&self) -> bool {
+        let owner = self.owner.as_ref().map(|owner| owner.host);
+        self.members.iter().any(|member| Some(member.host) != owner)
+    }
+
     /// It has something that programs of before copies do not know.
     fn has_members(&self) -> bool {
         !self.members.is_empty() || self.drainer.is_some() || self.wanted > 0 || self.given > 0

@@ -16,7 +16,7 @@ use crate::broken::{Rule, leave_out};
 use crate::change::Order;
 use crate::copy::{self, Copy, Durable};
 use crate::history::History;
-use crate::message::{Body, Status};
+use crate::message::{About, Body, Status};
 use crate::record::{Epoch, Holder, Member, Record};
 use crate::set::{self, Set, State};
 use crate::taker::{self, Ownership, Taker};
@@ -180,8 +180,8 @@ impl World {
         let empty = History::empty(Serial(0));
         let owns = Ownership::alone(alone, member(0), &empty, Serial(0)).expect("serials");
         let owns = Ownership { record, ..owns };
-        world.hosts[0].holdings = vec![Holding::of(Copy::begin(&owns))];
-        let mut other = Copy::begin(&owns).durable().clone();
+        world.hosts[0].holdings = vec![Holding::of(Copy::begin(&owns, About::default()))];
+        let mut other = Copy::begin(&owns, About::default()).durable().clone();
         (other.member, other.history) = (member(1), owns.history.upto(Serial(0)));
         let mut copy = Copy::recover(other);
         copy.handle(&mut vec![], copy::Event::Recovered(Serial(0)));
@@ -287,7 +287,9 @@ impl World {
                 let copy = holding.copy.as_mut().expect("it runs");
                 copy.handle(&mut out, copy::Event::Own { owns });
             }
-            None => host.holdings.push(Holding::of(Copy::begin(&owns))),
+            None => host
+                .holdings
+                .push(Holding::of(Copy::begin(&owns, About::default()))),
         }
         host.base = base;
         let took = host

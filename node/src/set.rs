@@ -32,7 +32,7 @@
 use crate::broken::{Rule, has};
 use crate::change::{Change, End, Order};
 use crate::history::{History, Return};
-use crate::message::{Body, Health, Status};
+use crate::message::{About, Body, Health, Status};
 use crate::record::{Degraded, Epoch, Holder, MEMBERS_MAX, Member, Record};
 use crate::taker::Ownership;
 use crate::unit::Nonces;
@@ -136,6 +136,18 @@ pub enum State {
     Waiting,
     /// Another record has ended this ownership.
     Ended,
+}
+
+/// A copy on another host, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerShown {
+    pub member: Member,
+    /// The record names it, or the one that is being made does.
+    pub counts: bool,
+    /// What it lacks is on its way to it.
+    pub streams: bool,
+    pub unfit: bool,
+    pub durable: Option<Serial>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -257,6 +269,26 @@ impl Set {
     pub fn learner(&self) -> Option<(Member, Option<Serial>)> {
         let peer = self.peers.iter().find(|peer| !self.names(&peer.member))?;
         Some((peer.member, peer.durable))
+    }
+
+    pub fn shown(&self) -> Vec<PeerShown> {
+        let shown = self.peers.iter().map(|peer| PeerShown {
+            member: peer.member,
+            counts: self.counts(&peer.member),
+            streams: peer.at == At::Streaming,
+            unfit: peer.unfit,
+            durable: peer.durable,
+        });
+        shown.collect()
+    }
+
+    /// Up to here the origin may have it.
+    pub fn cut(&self) -> Serial {
+        self.cut
+    }
+
+    pub fn history(&self) -> &History {
+        &self.history
     }
 
     /// Complete copies beyond the owner's: what p is in truth.
@@ -455,6 +487,7 @@ impl Set {
             fresh,
             destaged: self.destaged,
             record: Box::new(self.record.clone()),
+            about: About::default(),
         };
         cx.send(member.host, body);
     }
@@ -492,9 +525,25 @@ impl Set {
                 }
             }
             Body::Failed { session, .. } if session == self.me.session => self.unfit(cx, from),
-            Body::Absent { copy } if at(copy).is_some() => self.unfit(cx, from),
+            Body::Absent { copy } if at(copy).is_some() => {
+                self.unfit(cx, from);
+                // What is not there cannot be gone on with.
+                self.left.retain(|left| left.copy != copy);
+            }
+            Body::Probed { status } if at(status.copy).is_none() => self.found(from, &status),
             Body::Deposed { record } => self.seen(cx, *record),
             _ => {}
+        }
+    }
+
+    /// A host has a copy that no record names any more: it is told when it is not needed.
+    fn found(&mut self, from: Uuid, status: &Status) {
+        let copy = status.copy;
+        let known = copy == self.own.copy || self.left.iter().any(|left| left.copy == copy);
+        if !known && status.term <= self.record.number {
+            // Nothing goes on with it: which cache it is in is not known.
+            let (host, cache) = (from, Uuid([0; 16]));
+            self.leave(Member { host, cache, copy });
         }
     }
 
@@ -586,7 +635,7 @@ impl Set {
     }
 
     fn leave(&mut self, member: Member) {
-        self.left.retain(|left| left.host != member.host);
+        self.left.retain(|left| left.copy != member.copy);
         self.left.push(member);
         if self.left.len() > MEMBERS_MAX {
             self.left.remove(0);
@@ -711,6 +760,9 @@ impl Set {
             .as_ref()
             .is_some_and(|it| it.is_same_host(&self.me));
         let alone = record.members.is_empty();
+        if record.owner.is_none() {
+            self.drop_all(cx, &record);
+        }
         if !ours || !(alone || record.members.contains(&self.own)) {
             return self.end(cx, record);
         }
@@ -721,6 +773,15 @@ impl Set {
             cx.out.push(Action::Drain { record });
         }
         self.sort_peers(cx);
+    }
+
+    /// Everything is at the origin: what other hosts have is not needed.
+    fn drop_all(&mut self, cx: &mut Cx<'_>, record: &Record) {
+        let peers = self.peers.iter().map(|peer| peer.member);
+        for Member { host, copy, .. } in peers.chain(core::mem::take(&mut self.left)) {
+            let record = Box::new(record.clone());
+            cx.send(host, Body::Drop { copy, record });
+        }
     }
 
     /// Peers are those that the record names, and the learner.

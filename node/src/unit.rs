@@ -1,6 +1,7 @@
 //! One unit as one host sees it: whether it may be served here, and the way there.
 //!
 //! ```text
+//! Looking ─ a record with copies, of this host or proved ─▶ Lent ─ ended ─▶ Away
 //! Away ─ wanted ─▶ Looking ─┬─ no host owns it, or this host did before ──▶ Preparing
 //!   ▲                       ├─ another host does and is heard ──▶ Asking ──▶ Looking
 //!   │                       └─ another host does and is silent ─▶ Proof ── proved ─▶ Preparing
@@ -17,10 +18,11 @@
 //! seen of the vault without a compare-and-swap, and what another host says, moves no right. No
 //! clock gives a right (C19): times only begin another attempt.
 //!
-//! Deliberately absent: copies on other hosts; see [`crate::set`] and [`crate::taker`]. Here the
-//! owner is the only holder of what it has not destaged, so a unit whose owner is silent waits for
-//! it, or for an administrator, and a record that names copies is held: proof that its owner writes
-//! no more would not bring back what only the copies have.
+//! Deliberately absent: copies on other hosts. A record of this host that names copies, or one of a
+//! host that writes no more, is handed over to [`crate::taker`] and [`crate::set`]; until they have
+//! ended with another record this machine only waits. Without copies the owner is the only holder
+//! of what it has not destaged, so a unit whose owner is silent waits for it, or for an
+//! administrator.
 
 use crate::message::Body;
 use crate::record::{Epoch, Holder, Record};
@@ -53,6 +55,10 @@ pub enum Event {
     Proved { number: u64 },
     /// The end of [`Action::Drain`].
     Drained(Drained),
+    /// The unit, which this host owns and serves, is to have copies from now on.
+    Lend,
+    /// The machines of its copies have come to this record, which is not theirs any more.
+    Ended { record: Record },
     /// The daemon ends: what no client uses here and owes nothing is let go of.
     Leave,
     /// About each second: what is waited for is asked for again.
@@ -106,6 +112,10 @@ pub enum Action {
     Drain,
     /// Another host was given the unit: answer its requests with errors, write nothing.
     Stop,
+    /// Its record names copies: go on with [`crate::taker`], and from there with [`crate::set`].
+    Lend {
+        record: Record,
+    },
 }
 
 /// What is waited for, for people and for tests.
@@ -125,6 +135,8 @@ pub enum State {
     Deciding(Record),
     Owner,
     Draining,
+    /// The machines of its copies have it.
+    Lent,
     /// A record cannot be read, or the vault has lost some that were there.
     Held(String),
 }
@@ -205,7 +217,7 @@ impl Unit {
     pub fn may_own(&self) -> bool {
         let under_way = matches!(
             self.state,
-            State::Preparing(_) | State::Remembering(_) | State::Deciding(_)
+            State::Preparing(_) | State::Remembering(_) | State::Deciding(_) | State::Lent
         );
         under_way || self.doubt.is_some() || self.is_mine()
     }
@@ -231,6 +243,8 @@ impl Unit {
             Event::Link { host, up } => self.link(cx, host, up),
             Event::Proved { number } => self.prove(cx, number),
             Event::Drained(done) => self.drained(cx, done),
+            Event::Lend => self.lend(),
+            Event::Ended { record } => self.ended(cx, record),
             Event::Leave => self.leave(cx),
             Event::Tick => self.tick(cx),
         }
@@ -310,7 +324,9 @@ impl Unit {
 
     fn seen(&mut self, cx: &mut Cx<'_>, seen: Result<Option<Record>, String>) {
         // What is on its way decides; a look of before says nothing then.
-        if let State::Preparing(_) | State::Remembering(_) | State::Deciding(_) = self.state {
+        if let State::Preparing(_) | State::Remembering(_) | State::Deciding(_) | State::Lent =
+            self.state
+        {
             return;
         }
         let seen = match seen {
@@ -366,17 +382,16 @@ impl Unit {
         let Some(newest) = self.newest.clone() else {
             return self.prepare(cx);
         };
-        if !newest.members.is_empty() {
-            return self.hold(
-                cx,
-                "its copies on other hosts are not served by this way".into(),
-            );
-        }
+        let copies = newest.has_copies_elsewhere();
         match &newest.owner {
             None => self.prepare(cx),
+            Some(owner) if owner.is_same_host(&self.me) && !newest.members.is_empty() => {
+                self.hand_over(cx, newest);
+            }
             Some(_) if self.names_me(&newest) => self.serve(cx, newest),
             // An earlier boot of this host: it is the only one that has the data.
             Some(owner) if owner.is_same_host(&self.me) => self.prepare(cx),
+            Some(_) if self.proved == Some(newest.number) && copies => self.hand_over(cx, newest),
             Some(_) if self.proved == Some(newest.number) => self.prepare(cx),
             Some(owner) if self.links.contains(&owner.host) => {
                 let (host, number) = (owner.host, newest.number);
@@ -385,6 +400,37 @@ impl Unit {
                 cx.out.push(Action::Send { host, body });
             }
             Some(_) => self.state = State::Proof,
+        }
+    }
+
+    fn hand_over(&mut self, cx: &mut Cx<'_>, record: Record) {
+        assert!(self.doubt.is_none(), "what may be linked is decided first");
+        self.state = State::Lent;
+        self.answer = None;
+        cx.out.push(Action::Lend { record });
+    }
+
+    fn lend(&mut self) {
+        if self.state == State::Owner {
+            self.state = State::Lent;
+        }
+    }
+
+    fn ended(&mut self, cx: &mut Cx<'_>, record: Record) {
+        if self.state != State::Lent {
+            return;
+        }
+        self.state = State::Away;
+        if self
+            .newest
+            .as_ref()
+            .is_none_or(|it| it.number <= record.number)
+        {
+            self.newest = Some(record);
+        }
+        self.tell_who_asked(cx);
+        if self.wants() || self.is_mine() {
+            self.look(cx);
         }
     }
 
@@ -528,7 +574,7 @@ impl Unit {
         }
     }
 
-    /// Another host has a client for the unit.
+    /// Another host has a client for the unit. One with copies is let go of by their machines.
     fn asked(&mut self, cx: &mut Cx<'_>, from: Uuid, number: u64) {
         let known = self.newest.as_ref().map_or(0, |newest| newest.number);
         let knows = known >= number && !self.is_mine();
@@ -536,6 +582,9 @@ impl Unit {
             let number = known;
             let body = Body::NotMine { number };
             cx.out.push(Action::Send { host: from, body });
+            return;
+        }
+        if self.state == State::Lent {
             return;
         }
         self.asked_by = Some(from);

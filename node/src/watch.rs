@@ -91,20 +91,31 @@ impl Watch {
         (self.sent, self.durable, self.due) = (Serial(0), Serial(0), None);
     }
 
+    /// It has said so itself, or there is no stream to it for too long.
+    pub fn fail(&mut self, now: Time) -> Verdict {
+        match self.fit {
+            true => self.lose(now),
+            false => Verdict::Same,
+        }
+    }
+
+    fn lose(&mut self, now: Time) -> Verdict {
+        let steady = now.since(self.since) >= STEADY_MS * 1_000_000;
+        self.losses = match steady {
+            true => 1,
+            false => self.losses.saturating_add(1),
+        };
+        (self.fit, self.since) = (false, now);
+        self.closed();
+        Verdict::Lost
+    }
+
     /// The inbox was emptied before: what has arrived is no reason to evict.
     pub fn tick(&mut self, now: Time) -> Verdict {
         let silent = now.since(self.heard) >= SILENT_MS * 1_000_000;
         let late = |(_, since): (Serial, Time)| now.since(since) >= ACK_MS * 1_000_000;
         if self.fit && (silent || self.due.is_some_and(late)) {
-            let steady = now.since(self.since) >= STEADY_MS * 1_000_000;
-            self.losses = if steady {
-                1
-            } else {
-                self.losses.saturating_add(1)
-            };
-            (self.fit, self.since) = (false, now);
-            self.closed();
-            return Verdict::Lost;
+            return self.lose(now);
         }
         let waits = now.since(self.since) < self.back_ms() * 1_000_000;
         if self.fit || silent || waits {
