@@ -515,3 +515,45 @@ fn a_peer_that_catches_up_gets_what_a_merge_has_made_one() {
     pair.take_over();
     pair.same(0, 60);
 }
+
+#[test]
+fn a_copy_tells_what_is_here_of_a_volume_and_of_a_replica() {
+    let mut pair = Pair::new();
+    assert_eq!(pair.owner.core.copy(VolumeId(99)), None);
+    pair.owner.hold(syncs_cache);
+    pair.owner.write_bytes(pair.disk, 3, 0xa1);
+    pair.owner.flush(pair.disk);
+    let copy = pair.owner.core.copy(pair.disk).expect("it is known");
+    assert!(copy.attached && copy.dirty && !copy.damaged && copy.replica.is_none());
+    assert_eq!((copy.acked, copy.durable), (Serial(1), Serial(0)));
+    assert_eq!(
+        (copy.policy, copy.size_bytes),
+        (Policy::WriteBack, 64 << 20)
+    );
+    assert_eq!(copy.peers.len(), 1);
+    pair.owner.hold(none);
+    pair.carry_all();
+    let shown = pair.owner.show(pair.disk);
+    let copy = pair.owner.core.copy(pair.disk).expect("it is known");
+    assert_eq!((copy.durable, copy.uuid), (Serial(1), shown.uuid));
+    assert_eq!(copy.peers, shown.peers);
+    let destaged = pair.owner.destage(pair.disk);
+    pair.owner.pass(500);
+    assert_eq!(pair.owner.answer(destaged), Some(Ok(())));
+    let copy = pair.owner.core.copy(pair.disk).expect("it is known");
+    assert!(copy.destaged == Serial(1) && !copy.dirty);
+
+    let copy = pair.member.core.copy(pair.replica).expect("it is known");
+    let replica = copy.replica.expect("it is one");
+    assert!(!copy.attached && copy.dirty && !replica.frozen);
+    assert_eq!((replica.end, copy.durable), (Serial(1), Serial(1)));
+    // Flushed records are missing, whose it is not known.
+    pair.member.core.volume(pair.replica).log_is_damaged();
+    assert!(
+        pair.member
+            .core
+            .copy(pair.replica)
+            .expect("it is known")
+            .damaged
+    );
+}
