@@ -155,8 +155,8 @@ pub enum Command {
     /// it is dirty.
     Rebase { volume: VolumeId, order: Move },
     /// Keeps a replica of a volume that another host serves, a new one under an id that is free.
-    /// One that is there goes on where it ends: what is left of a delta is dropped. Durable before
-    /// the reply, with all that it has.
+    /// One that is there goes on where it ends, also a frozen one, unless it obeys a newer record:
+    /// what is left of a delta is dropped. Durable before the reply, with all that it has.
     KeepReplica { volume: VolumeId, spec: ReplicaSpec },
     /// The replica takes nothing more from its owner, and obeys this record of the cluster. Durable
     /// before the reply, with all that it has.

@@ -3,7 +3,11 @@
 //! ```text
 //! Own ◀──────────── TakeOver ────────────┐
 //!        none ─KeepReplica─▶ Replica ─Freeze─▶ Frozen
+//!                               ▲                │
+//!                               └─ KeepReplica ──┘
 //! ```
+//!
+//! A frozen replica goes on for an owner whose record is not older than the one that froze it.
 //!
 //! The owner sends deltas in order: what all writes between two serials leave behind. Most come in
 //! one batch. One of several is an epoch of its own while it is not whole, so that nothing of what
@@ -151,11 +155,13 @@ impl Volume {
         };
     }
 
-    /// The owner has come back to it. False if the replica obeys a newer record.
+    /// An owner comes to it: the one that it had, or the next one. False if the replica obeys a
+    /// newer record.
     pub fn reopen_replica(&mut self, spec: &ReplicaSpec) -> bool {
-        let standing = &mut self.replica.standing;
-        let obeys = standing.role == Role::Replica && standing.term <= spec.term;
+        let obeys = self.is_replica() && self.replica.standing.term <= spec.term;
         if obeys && self.replica.settling.is_none() && !self.log_damaged {
+            let standing = &mut self.replica.standing;
+            standing.role = Role::Replica;
             (standing.lineage, standing.term) = (spec.lineage, spec.term);
             self.replica.broken = false;
             return true;

@@ -557,3 +557,55 @@ fn a_copy_tells_what_is_here_of_a_volume_and_of_a_replica() {
             .damaged
     );
 }
+
+#[test]
+fn a_frozen_replica_goes_on_for_an_owner_with_a_newer_record() {
+    let mut pair = Pair::new();
+    let (disk, volume) = (pair.disk, pair.replica);
+    pair.owner.write_bytes(disk, 3, 0xa1);
+    pair.carry_all();
+    pair.owner.write_bytes(disk, 4, 0xa2);
+    let frozen = pair.member.order(Command::Freeze { volume, term: 9 });
+    pair.member.pass(100);
+    assert_eq!(pair.member.answer(frozen), Some(Ok(())));
+    let spec = |term| ReplicaSpec {
+        term,
+        lineage: Uuid([6; 16]),
+        ..replica_spec(Serial(0))
+    };
+    let keep = |pair: &mut Pair, term| {
+        let spec = spec(term);
+        let kept = pair.member.order(Command::KeepReplica { volume, spec });
+        pair.member.pass(100);
+        pair.member.answer(kept)
+    };
+    assert_eq!(keep(&mut pair, 8), Some(Err(Refusal::Gone)), "it is older");
+    assert_eq!(pair.carry(), Some(Some(Err(Refusal::Gone))), "it is frozen");
+    pair.member.lose_power();
+    assert_eq!(keep(&mut pair, 8), Some(Err(Refusal::Gone)));
+    assert_eq!(keep(&mut pair, 9), Some(Ok(())), "the record that froze it");
+    let found = |pair: &Pair| {
+        let shown = pair.member.show(volume);
+        (shown.replica.expect("it is one"), shown.lineage)
+    };
+    let (shown, lineage) = found(&pair);
+    assert!(!shown.frozen && shown.term == 9 && shown.end == Serial(1));
+    assert_eq!(lineage, Uuid([6; 16]));
+    pair.member.lose_power();
+    assert_eq!(found(&pair), (shown, lineage), "the reply was durable");
+
+    pair.stop(false);
+    let (peer, have) = (PEER, pair.have());
+    let volume = disk;
+    let start = pair.owner.order(Command::StartPeer { volume, peer, have });
+    assert_eq!(pair.owner.answer(start), Some(Ok(())));
+    assert!(pair.carry_all() > 0);
+    assert_eq!(pair.have(), pair.owner.show(disk).acked_serial);
+    pair.member.lose_power();
+    // Its own order is not older than what it obeys.
+    let volume = pair.replica;
+    let frozen = pair.member.order(Command::Freeze { volume, term: 9 });
+    pair.member.pass(100);
+    assert_eq!(pair.member.answer(frozen), Some(Ok(())));
+    assert_eq!(pair.have(), Serial(2));
+}
