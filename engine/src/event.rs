@@ -164,6 +164,16 @@ pub enum Command {
     /// Makes a frozen replica a volume of this host, under this name; it can be attached after the
     /// reply. Durable before that.
     TakeOver { volume: VolumeId, name: String },
+    /// The reverse: a volume of this host that is not attached becomes a frozen replica under this
+    /// name, which ends with its newest write and obeys this record of the cluster. Durable before
+    /// the reply, with all that it has. Refused as busy while the volume is attached, something of
+    /// it is under way, or the name is taken; as gone if it is a replica already, or obeys a newer
+    /// record.
+    Retire {
+        volume: VolumeId,
+        name: String,
+        term: u64,
+    },
     /// The owner of a volume gives it this lineage. Durable before the reply.
     NameLineage { volume: VolumeId, lineage: Uuid },
     /// Sends a peer every write that is dirty and behind `have`, and from then on each new one.

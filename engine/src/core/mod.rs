@@ -465,6 +465,9 @@ impl Core {
             Command::TakeOver { volume, name } => {
                 self.take_over_replica(cx, volume, request, name);
             }
+            Command::Retire { volume, name, term } => {
+                self.retire(cx, volume, request, (name, term));
+            }
             Command::NameLineage { volume, lineage } => {
                 self.name_lineage(cx, volume, request, lineage);
             }
@@ -554,6 +557,7 @@ fn volume_of(command: &Command) -> Option<VolumeId> {
         | Command::EndExchange { volume }
         | Command::Freeze { volume, .. }
         | Command::TakeOver { volume, .. }
+        | Command::Retire { volume, .. }
         | Command::NameLineage { volume, .. }
         | Command::StartPeer { volume, .. }
         | Command::CountPeer { volume, .. }

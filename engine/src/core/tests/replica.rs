@@ -95,7 +95,14 @@ impl Pair {
 
     /// The owner comes to the replica, and sends what it lacks.
     fn open(&mut self) {
-        let spec = replica_spec(self.owner.show(self.disk).destaged_serial);
+        self.open_by(3);
+    }
+
+    fn open_by(&mut self, term: u64) {
+        let spec = ReplicaSpec {
+            term,
+            ..replica_spec(self.owner.show(self.disk).destaged_serial)
+        };
         let volume = self.replica;
         let kept = self.member.order(Command::KeepReplica { volume, spec });
         self.member.pass(100);
@@ -158,10 +165,32 @@ impl Pair {
         }
     }
 
+    /// The owner is not the owner any more, and its volume a frozen replica.
+    fn retire(&mut self, name: &str, term: u64) {
+        let (volume, name) = (self.disk, String::from(name));
+        let deposed = self.owner.order(Command::Depose { volume });
+        self.owner.pass(100);
+        assert_eq!(self.owner.answer(deposed), Some(Ok(())));
+        let retired = self.owner.order(Command::Retire { volume, name, term });
+        self.owner.pass(100);
+        assert_eq!(self.owner.answer(retired), Some(Ok(())));
+        self.owner.sent.clear();
+    }
+
+    /// The two hosts change places.
+    fn swap(&mut self) {
+        core::mem::swap(&mut self.owner, &mut self.member);
+        core::mem::swap(&mut self.disk, &mut self.replica);
+    }
+
     /// Freezes the replica, and makes it a volume of its host.
     fn take_over(&mut self) {
+        self.take_over_by(4);
+    }
+
+    fn take_over_by(&mut self, term: u64) {
         let volume = self.replica;
-        let frozen = self.member.order(Command::Freeze { volume, term: 4 });
+        let frozen = self.member.order(Command::Freeze { volume, term });
         self.member.pass(100);
         assert_eq!(self.member.answer(frozen), Some(Ok(())));
         let name = String::from("disk");
@@ -608,4 +637,127 @@ fn a_frozen_replica_goes_on_for_an_owner_with_a_newer_record() {
     pair.member.pass(100);
     assert_eq!(pair.member.answer(frozen), Some(Ok(())));
     assert_eq!(pair.have(), Serial(2));
+}
+
+#[test]
+fn a_volume_that_is_retired_is_a_frozen_replica_with_all_that_it_has() {
+    let (mut owner, disk) = Host::write_back();
+    let other = owner.attach(spec(Policy::WriteBack, "other"));
+    owner.write_bytes(disk, 3, 0xa1);
+    let retire = |owner: &mut Host, name: &str, term| {
+        let (volume, name) = (disk, String::from(name));
+        owner.order(Command::Retire { volume, name, term })
+    };
+    let early = retire(&mut owner, "disk@1", 4);
+    assert_eq!(owner.answer(early), Some(Err(Refusal::Busy)), "attached");
+    let volume = disk;
+    let deposed = owner.order(Command::Depose { volume });
+    owner.pass(100);
+    assert_eq!(owner.answer(deposed), Some(Ok(())));
+    let taken = retire(&mut owner, "other", 4);
+    assert_eq!(owner.answer(taken), Some(Err(Refusal::Busy)), "the name");
+    owner.hold(syncs_cache);
+    let retired = retire(&mut owner, "disk@1", 4);
+    owner.pass(100);
+    assert_eq!(owner.answer(retired), None, "it is not durable");
+    owner.hold(none);
+    owner.pass(100);
+    assert_eq!(owner.answer(retired), Some(Ok(())));
+    let again = retire(&mut owner, "disk@2", 5);
+    assert_eq!(owner.answer(again), Some(Err(Refusal::Gone)));
+
+    owner.lose_power();
+    let copy = owner.core.copy(disk).expect("it is known");
+    let replica = copy.replica.expect("it is one");
+    assert!(replica.frozen && replica.term == 4 && !copy.damaged);
+    assert_eq!((replica.end, copy.dirty), (Serial(1), true));
+    assert_eq!(owner.show(disk).name, "disk@1");
+    assert!(owner.core.find(other).is_some());
+    let destaged = owner.destage(disk);
+    assert_eq!(owner.answer(destaged), Some(Err(Refusal::Gone)));
+    owner.pass(1_000_000);
+    assert_eq!(owner.count(writes_origin), 0, "it is never destaged");
+}
+
+#[test]
+fn the_owner_before_becomes_a_member_and_the_owner_once_more() {
+    let mut pair = Pair::new();
+    pair.owner.fill(pair.disk, 0, 20);
+    pair.carry_all();
+    pair.take_over_by(4);
+    pair.retire("disk@2", 4);
+    pair.swap();
+    pair.owner.write_bytes(pair.disk, 5, 0xb1);
+    pair.open_by(4);
+    pair.owner.write_bytes(pair.disk, 6, 0xb2);
+    let counted = pair.count();
+    pair.carry_all();
+    assert_eq!(pair.owner.answer(counted), Some(Ok(())));
+    assert_eq!(pair.have(), pair.owner.show(pair.disk).acked_serial);
+    pair.member.lose_power();
+    assert_eq!(pair.have(), pair.owner.show(pair.disk).acked_serial);
+    let seen = pair.owner.show(pair.disk).acked_serial;
+    pair.take_over_by(5);
+    pair.same(0, 30);
+    pair.member.write_bytes(pair.replica, 7, 0xc1);
+    let given = pair.member.show(pair.replica).acked_serial;
+    assert!(given > seen, "{given:?} is above {seen:?}");
+    // And back, without a write of its own.
+    pair.retire("disk@3", 5);
+    pair.swap();
+    pair.open_by(5);
+    pair.carry_all();
+    assert_eq!(pair.have(), given);
+}
+
+#[test]
+fn a_replica_that_is_forgotten_gives_its_room_back() {
+    let live = |host: &Host| host.core.log.gauge().live;
+    for (retires, freezes) in [(true, false), (false, true), (false, false)] {
+        let mut pair = Pair::new();
+        let other = (!retires).then(|| pair.member.attach(spec(Policy::WriteBack, "other")));
+        let before = live(&pair.member);
+        pair.owner.fill(pair.disk, 0, 20);
+        pair.carry();
+        pair.carry();
+        assert!(live(&pair.member) > before);
+        if retires {
+            pair.retire("disk@2", 4);
+            pair.swap();
+        }
+        let mut request = None;
+        if freezes {
+            let volume = pair.replica;
+            pair.member.order(Command::Freeze { volume, term: 4 });
+            pair.member.pass(100);
+        } else if !retires {
+            // Another volume has most of the stage, so that some of it waits.
+            pair.owner.fill(pair.disk, 30, 40);
+            pair.member.hold(|io| io.device == Device::Cache);
+            pair.member.fill(other.expect("it is there"), 0, 40);
+            while let Some(answer) = pair.carry() {
+                request = Some(answer);
+            }
+            assert_eq!(request, Some(None), "it waits");
+            assert!(pair.member.core.volume(pair.replica).has_batches());
+        }
+        let volume = pair.replica;
+        let kept = pair.member.order(Command::Detach {
+            volume,
+            discard_dirty: false,
+        });
+        assert_eq!(pair.member.answer(kept), Some(Err(Refusal::Dirty)));
+        let gone = pair.member.order(Command::Detach {
+            volume,
+            discard_dirty: true,
+        });
+        pair.member.hold(none);
+        pair.member.pass(1_000);
+        assert_eq!(pair.member.answer(gone), Some(Ok(())));
+        assert!(pair.member.core.find(volume).is_none());
+        let others = other.map_or(0, |it| pair.member.core.volume(it).charge());
+        assert_eq!(live(&pair.member), before + others);
+        pair.member.lose_power();
+        assert!(pair.member.core.find(volume).is_none());
+    }
 }
