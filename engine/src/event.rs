@@ -176,7 +176,9 @@ pub enum Command {
     },
     /// The owner of a volume gives it this lineage. Durable before the reply.
     NameLineage { volume: VolumeId, lineage: Uuid },
-    /// Sends a peer every write that is dirty and behind `have`, and from then on each new one.
+    /// Sends a peer every write that is dirty and behind `have`, and from then on each new one. Of a
+    /// frozen replica all that it has; that peer never counts, and the orders to keep the replica,
+    /// to take it over and to forget it stop it.
     StartPeer {
         volume: VolumeId,
         peer: PeerId,

@@ -67,6 +67,8 @@ impl Core {
             cx.out.reply(request, Err(refusal));
             return;
         }
+        // A frozen one may be on its way to others.
+        self.stop_peers(cx, id);
         if !self.volume(id).has_begun_batch() {
             self.drop_old(id, spec.destaged);
         }
@@ -152,14 +154,14 @@ impl Core {
     ) {
         let taken = self.volumes.iter().flatten().any(|it| it.name() == name);
         let volume = self.volume(id);
-        let frozen = volume.standing().role == crate::format::checkpoint::Role::Frozen;
-        let ready = frozen && !volume.is_settling() && volume.can_fork();
+        let ready = volume.is_frozen() && !volume.is_settling() && volume.can_fork();
         if taken || !ready || name.len() > NAME_BYTES_MAX {
             cx.out.reply(request, Err(Refusal::Busy));
             return;
         }
         mark(Mark::TookOver);
-        volume.own_replica(name);
+        self.stop_peers(cx, id);
+        self.volume(id).own_replica(name);
         self.count_writers();
         self.checkpoint.wait(OfCheckpoint::Replica(request));
     }

@@ -5,7 +5,8 @@
 //! alone. What is sent names bytes of the stage, or of memory that is held until the batch is
 //! acknowledged; the stage is not changed any more in the event that sends them, because sending is
 //! its last step. What is queued keeps its places in the log alive; an evacuation drops the queues
-//! first, so that none of them names what has moved.
+//! first, so that none of them names what has moved. A frozen replica is sent likewise, up to its
+//! end; a peer that gets it never counts.
 //! Deliberately absent: links and hosts, and when a peer is given up; that is the host's.
 
 use super::Core;
@@ -118,14 +119,18 @@ impl Core {
             .replication
             .find(peer)
             .is_some_and(|it| !it.is_stopped());
-        let refusal = if volume.is_gone() || volume.is_replica() {
+        let frozen = volume.is_frozen() && !volume.is_detaching();
+        let refusal = if !frozen && (volume.is_gone() || volume.is_replica()) {
             Some(Refusal::Gone)
+        } else if frozen && volume.has_damaged_log() {
+            // What is missing of it is not known.
+            Some(Refusal::Damaged)
         } else if !replicates || !alone {
             Some(Refusal::Policy)
-        } else if started {
+        } else if started || volume.is_settling() {
             Some(Refusal::Busy)
         } else {
-            (have > volume.acked()).then_some(Refusal::OutOfRange)
+            (have > volume.history_end()).then_some(Refusal::OutOfRange)
         };
         if refusal.is_none() {
             volume.start_peer(peer, have);
@@ -143,6 +148,7 @@ impl Core {
     ) {
         let volume = self.volume(id);
         let logs = volume.policy == Policy::WriteBack && volume.is_with_log();
+        let logs = logs && !volume.is_replica();
         if !logs || !volume.count_peer(peer, request) {
             cx.out.reply(request, Err(Refusal::Gone));
         }
@@ -150,9 +156,10 @@ impl Core {
     }
 
     pub(super) fn stop_peer(&mut self, cx: &mut Cx<'_>, id: VolumeId, peer: PeerId, counts: bool) {
+        let counts = counts && !self.volume(id).is_replica();
         let Some(stopped) = self.volume(id).stop_peer(peer, counts) else {
             let volume = self.volume(id);
-            if counts && !volume.is_gone() && !volume.is_replica() {
+            if counts && !volume.is_gone() {
                 volume.need_peer(peer);
                 self.replicas.sends(id);
             }
@@ -386,7 +393,7 @@ impl Core {
             if volume.is_in_part() {
                 return None;
             }
-            let upto = volume.acked();
+            let upto = volume.history_end();
             if volume.epochs.back().is_some_and(|epoch| !epoch.sealed) {
                 self.seal(id);
             }

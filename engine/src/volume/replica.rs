@@ -112,6 +112,19 @@ impl Volume {
         matches!(self.replica.standing.role, Role::Replica | Role::Frozen)
     }
 
+    /// It takes nothing from its owner any more.
+    pub fn is_frozen(&self) -> bool {
+        self.replica.standing.role == Role::Frozen
+    }
+
+    /// There is nothing behind it that could be sent to others.
+    pub fn history_end(&self) -> Serial {
+        match self.is_replica() {
+            true => self.replica.end,
+            false => self.acked(),
+        }
+    }
+
     /// All up to here is in the log.
     pub fn replica_end(&self) -> Serial {
         self.replica.end
@@ -119,7 +132,7 @@ impl Volume {
 
     pub fn replica_snapshot(&self) -> Option<ReplicaSnapshot> {
         self.is_replica().then(|| ReplicaSnapshot {
-            frozen: self.replica.standing.role == Role::Frozen,
+            frozen: self.is_frozen(),
             term: self.replica.standing.term,
             end: self.replica.end,
             seen: self.acked(),

@@ -197,8 +197,16 @@ impl Pair {
         let owned = self.member.order(Command::TakeOver { volume, name });
         self.member.pass(100);
         assert_eq!(self.member.answer(owned), Some(Ok(())));
-        // Both see the image and what lies beside it; the ledger speaks of a cache, and these two
-        // have one name.
+        self.share_image();
+        let found = self.member.attach_again(spec(Policy::WriteBack, "disk"));
+        assert_eq!(found, volume);
+        self.member.pass(100);
+    }
+
+    /// Both see the image and what lies beside it; the ledger speaks of a cache, and these two have
+    /// one name.
+    fn share_image(&mut self) {
+        let volume = self.replica;
         for (there, here) in [
             (Device::Origin(self.disk), Device::Origin(volume)),
             (Device::Ledger(self.disk), Device::Ledger(volume)),
@@ -207,9 +215,6 @@ impl Pair {
             let bytes = self.owner.disks.0.get(&there).cloned();
             self.member.disks.0.insert(here, bytes.unwrap_or_default());
         }
-        let found = self.member.attach_again(spec(Policy::WriteBack, "disk"));
-        assert_eq!(found, volume);
-        self.member.pass(100);
     }
 
     fn same(&mut self, block: u64, blocks: u64) {
@@ -760,4 +765,111 @@ fn a_replica_that_is_forgotten_gives_its_room_back() {
         pair.member.lose_power();
         assert!(pair.member.core.find(volume).is_none());
     }
+}
+
+/// A frozen replica of 40 blocks with a delta behind it that is not whole, and a third host.
+fn frozen_and_a_third() -> Pair {
+    let mut pair = Pair::new();
+    pair.owner.fill(pair.disk, 0, 40);
+    pair.carry_all();
+    assert!(pair.owner.write(pair.disk, 100, 20));
+    assert_eq!(pair.carry(), Some(Some(Ok(()))), "a part of it");
+    let volume = pair.replica;
+    let frozen = pair.member.order(Command::Freeze { volume, term: 4 });
+    pair.member.pass(100);
+    assert_eq!(pair.member.answer(frozen), Some(Ok(())));
+    pair.share_image();
+    pair.swap();
+    pair.owner.sent.clear();
+    pair.member = Host::new();
+    pair.replica = pair.member.core.place("disk@1");
+    pair
+}
+
+#[test]
+fn a_frozen_replica_is_sent_to_a_third_host_and_ends_there_as_here() {
+    let mut pair = frozen_and_a_third();
+    let end = pair.owner.core.volume(pair.disk).replica_end();
+    assert_eq!(end, Serial(40));
+    let (volume, peer, have) = (pair.disk, PEER, Serial(41));
+    let start = pair.owner.order(Command::StartPeer { volume, peer, have });
+    assert_eq!(pair.owner.answer(start), Some(Err(Refusal::OutOfRange)));
+    pair.open_by(4);
+    let counted = pair.count();
+    assert_eq!(pair.owner.answer(counted), Some(Err(Refusal::Gone)));
+    // The link breaks in the middle; what came before stays.
+    assert_eq!(pair.carry(), Some(Some(Ok(()))));
+    pair.stop(true);
+    assert!(
+        pair.owner.show(pair.disk).peers.is_empty(),
+        "it cannot count"
+    );
+    pair.open_by(4);
+    assert!(pair.carry_all() > 0);
+    let shown = pair.owner.show(pair.disk).peers[0];
+    assert_eq!((shown.durable, shown.sent), (end, end));
+    assert!(shown.live && !shown.counts);
+    assert_eq!(pair.have(), end);
+    pair.member.lose_power();
+    assert_eq!(pair.have(), end);
+
+    pair.take_over_by(5);
+    let (volume, name) = (pair.disk, String::from("disk"));
+    let owned = pair.owner.order(Command::TakeOver { volume, name });
+    pair.owner.pass(100);
+    assert_eq!(pair.owner.answer(owned), Some(Ok(())));
+    assert!(
+        pair.owner.show(pair.disk).peers.is_empty(),
+        "it was stopped"
+    );
+    let found = pair.owner.attach_again(spec(Policy::WriteBack, "disk"));
+    assert_eq!(found, pair.disk);
+    pair.owner.pass(100);
+    pair.same(0, 130);
+    assert_eq!(
+        pair.member.read(pair.replica, 39, 1).map(|it| it[0]),
+        Some(0)
+    );
+}
+
+#[test]
+fn what_becomes_of_a_frozen_replica_ends_its_peers() {
+    for order in 0..3 {
+        let mut pair = frozen_and_a_third();
+        pair.open_by(4);
+        assert_eq!(pair.carry(), Some(Some(Ok(()))));
+        let volume = pair.disk;
+        let command = match order {
+            0 => Command::KeepReplica {
+                volume,
+                spec: ReplicaSpec {
+                    term: 4,
+                    ..replica_spec(Serial(0))
+                },
+            },
+            1 => Command::Detach {
+                volume,
+                discard_dirty: true,
+            },
+            _ => Command::StopPeer {
+                volume,
+                peer: PEER,
+                counts: false,
+            },
+        };
+        let ordered = pair.owner.order(command);
+        pair.owner.pass(100);
+        assert_eq!(pair.owner.answer(ordered), Some(Ok(())));
+        let left = pair.owner.core.copy(volume);
+        assert!(left.is_none_or(|it| it.peers.is_empty()));
+        pair.owner.sent.clear();
+        pair.owner.pass(1_000);
+        assert!(pair.owner.sent.is_empty(), "nothing more is sent");
+    }
+    // What has lost something is not given away as if it were whole.
+    let mut pair = frozen_and_a_third();
+    pair.owner.core.volume(pair.disk).log_is_damaged();
+    let (volume, peer, have) = (pair.disk, PEER, Serial(0));
+    let start = pair.owner.order(Command::StartPeer { volume, peer, have });
+    assert_eq!(pair.owner.answer(start), Some(Err(Refusal::Damaged)));
 }
