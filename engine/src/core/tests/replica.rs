@@ -941,3 +941,24 @@ fn a_volume_that_comes_back_without_its_peer_destages_by_itself() {
         "else the test before proves nothing"
     );
 }
+
+#[test]
+fn a_peer_that_waited_for_memory_goes_on_when_there_is_some() {
+    let mut pair = come_back_with_a_peer();
+    pair.stop(true);
+    pair.owner.pass(1_000);
+    let scratch = &mut pair.owner.core.scratch;
+    let taken: Vec<u32> = core::iter::from_fn(|| scratch.take_spare_piece()).collect();
+    pair.open();
+    pair.owner.pass(50);
+    assert!(
+        pair.owner.sent.is_empty(),
+        "its bytes are on the device only"
+    );
+    for piece in taken {
+        pair.owner.core.scratch.free_piece(piece);
+    }
+    pair.owner.send(Event::Tick);
+    assert!(pair.carry_all() > 0);
+    assert_eq!(pair.have(), Serial(12));
+}
