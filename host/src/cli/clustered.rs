@@ -93,5 +93,7 @@ pub(super) fn hear(daemon: &Daemon, event: LinkEvent) {
         LinkEvent::Up { host, .. } => units.link(host, true),
         LinkEvent::Down { host } => units.link(host, false),
         LinkEvent::Unit { host, body } => units.heard(host, body),
+        // No copies are kept yet.
+        LinkEvent::DataDown { .. } | LinkEvent::Data { .. } => {}
     }
 }

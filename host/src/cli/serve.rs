@@ -208,7 +208,9 @@ fn link_notice(event: &LinkEvent, links: Option<&Links>) -> Option<Notice> {
     let (host, severity, state) = match event {
         LinkEvent::Up { host, .. } => (*host, Severity::Info, "up"),
         LinkEvent::Down { host } => (*host, Severity::Warning, "down"),
-        LinkEvent::Unit { .. } => return None,
+        LinkEvent::Unit { .. } | LinkEvent::DataDown { .. } | LinkEvent::Data { .. } => {
+            return None;
+        }
     };
     let hosts = links.map_or_else(Vec::new, Links::hosts).into_iter();
     let names: BTreeMap<_, _> = hosts.map(|member| (member.id, member.name)).collect();

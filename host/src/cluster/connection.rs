@@ -5,13 +5,14 @@
 //! a rule, and that is counted. Deliberately absent: which connection is kept, which is `shared`'s.
 
 use super::certificates::is_of;
+use super::data::Data;
 use super::drill;
 use super::shared::{Admitted, Refused, Shared};
-use super::wire::{self, Ended};
+use super::wire::{self, Ended, Movable};
 use crate::error::cause;
 use crate::vault::Vault;
 use engine::types::Uuid;
-use node::frame::{Frame, HELLO_VERSION, Hello, Question};
+use node::frame::{FEATURE_DATA, Frame, HELLO_VERSION, Hello, Question};
 use rustls::pki_types::CertificateDer;
 use rustls::{ClientConfig, ServerConfig};
 use std::net::SocketAddr;
@@ -58,10 +59,11 @@ pub fn places(addresses: &[SocketAddr]) -> Vec<Place> {
     addresses.iter().map(place).collect()
 }
 
-/// Runs all links for as long as it is polled.
-pub async fn run(shared: Arc<Shared>, tls: Tls, places: Vec<Place>) {
+/// Runs all links for as long as it is polled. Callers who bring data are handed on.
+pub async fn run(shared: Arc<Shared>, tls: Tls, places: Vec<Place>, data: Arc<Data>) {
     for place in places {
-        tokio::spawn(listen(shared.clone(), tls.clone(), place));
+        let listen = listen(shared.clone(), tls.clone(), place, data.clone());
+        tokio::spawn(listen);
     }
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -73,7 +75,7 @@ pub async fn run(shared: Arc<Shared>, tls: Tls, places: Vec<Place>) {
     }
 }
 
-async fn listen(shared: Arc<Shared>, tls: Tls, (address, listener): Place) {
+async fn listen(shared: Arc<Shared>, tls: Tls, (address, listener): Place, data: Arc<Data>) {
     let mut listener = listener.and_then(|it| TcpListener::from_std(it).ok());
     let listener = loop {
         if let Some(listener) = listener {
@@ -89,8 +91,9 @@ async fn listen(shared: Arc<Shared>, tls: Tls, (address, listener): Place) {
         match listener.accept().await {
             Ok((stream, from)) => {
                 let (shared, tls) = (shared.clone(), tls.server.clone());
+                let data = data.clone();
                 tokio::spawn(async move {
-                    let admitted = incoming(&shared, tls, stream, from).await;
+                    let admitted = incoming(&shared, tls, (stream, from), &data).await;
                     drop(place);
                     if let Some(conversation) = admitted {
                         conversation.await;
@@ -106,11 +109,12 @@ async fn listen(shared: Arc<Shared>, tls: Tls, (address, listener): Place) {
 async fn incoming(
     shared: &Arc<Shared>,
     tls: Arc<ServerConfig>,
-    stream: TcpStream,
-    from: SocketAddr,
+    (stream, from): (TcpStream, SocketAddr),
+    data: &Arc<Data>,
 ) -> Option<impl Future<Output = ()> + use<>> {
     // Without it a ping waits for the acknowledgment of the one before.
     stream.set_nodelay(true).ok()?;
+    let stream = Movable::new(stream);
     let accepted = timeout(wire::PATIENCE, TlsAcceptor::from(tls).accept(stream))
         .await
         .ok()?;
@@ -137,6 +141,10 @@ async fn incoming(
         return None;
     };
     match hear(shared, &mut stream, &certificate).await {
+        Ok((hello, version)) if is_for_data(&hello) => {
+            data.take(stream, hello.host, version, from);
+            None
+        }
         Ok((hello, version)) => {
             let admitted = shared.admit(&hello, version, false)?;
             Some(converse(shared.clone(), stream, admitted))
@@ -153,8 +161,12 @@ async fn incoming(
     }
 }
 
+pub fn is_for_data(hello: &Hello) -> bool {
+    hello.features & FEATURE_DATA != 0
+}
+
 /// Tells of the first ones, then ever more seldom.
-fn count(counter: &AtomicU64, from: SocketAddr, why: &str) {
+pub fn count(counter: &AtomicU64, from: SocketAddr, why: &str) {
     let number = Refused::add(counter);
     if number.is_power_of_two() {
         tracing::warn!("cluster: {from} is refused: {why} ({number} so far)");
@@ -201,7 +213,7 @@ where
 }
 
 /// Sends a last frame and waits until the other side has it.
-async fn close_with<S>(stream: &mut S, frame: &Frame)
+pub async fn close_with<S>(stream: &mut S, frame: &Frame)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -216,7 +228,7 @@ where
 }
 
 /// Why there is no link with a host.
-enum Unwelcome {
+pub enum Unwelcome {
     Ended(String),
     /// It broke a rule.
     Frame(String),
@@ -239,17 +251,17 @@ where
     check(shared, stream, certificate, hello, None).await
 }
 
-/// Says who calls, and hears who was called.
-async fn greet<S>(
+/// Says who calls and for what, and hears who was called.
+pub async fn greet<S>(
     shared: &Shared,
     stream: &mut S,
     certificate: &CertificateDer<'_>,
-    called: Uuid,
+    (called, features): (Uuid, u64),
 ) -> Result<(Hello, u16), Unwelcome>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let own = shared.hello().encode(HELLO_VERSION);
+    let own = shared.hello(features).encode(HELLO_VERSION);
     let written = wire::write_soon(stream, &own).await;
     written.map_err(|ended| Unwelcome::Ended(ended.to_string()))?;
     let hello = first_word(stream).await?;
@@ -280,6 +292,11 @@ where
     let judged = match is_other || !is_of(certificate, hello.host) {
         true => Err("has the certificate of another host".to_owned()),
         false => shared.judge(&hello),
+    };
+    // A link makes a host that another one has let in a member; until then it has no copies.
+    let judged = match is_for_data(&hello) && !shared.is_member(hello.host) {
+        true => judged.and(Err("is no member that this host knows".to_owned())),
+        false => judged,
     };
     match judged {
         Ok(version) => Ok((hello, version)),
@@ -318,7 +335,7 @@ async fn outgoing(shared: Arc<Shared>, tls: Arc<ClientConfig>, host: Uuid) {
         let Some(certificate) = shown else {
             continue;
         };
-        match greet(&shared, &mut stream, &certificate, host).await {
+        match greet(&shared, &mut stream, &certificate, (host, 0)).await {
             Ok((hello, version)) => {
                 if let Some(admitted) = shared.admit(&hello, version, true) {
                     converse(shared, stream, admitted).await;
