@@ -427,6 +427,7 @@ impl Daemon {
             files,
             settled,
             exports: by_nbd.then(|| (name.clone(), export)).into_iter().collect(),
+            counts: Vec::new(),
         };
         match self.handle.attach(attach) {
             Ok(()) => {

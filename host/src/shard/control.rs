@@ -4,8 +4,10 @@
 //! A full channel makes the asker wait, never the shard. Deliberately absent: anything about
 //! HTTP or the command line; `admin` and `daemon` build on [`Handle`].
 
+use super::copies::{Inlet, Mail, Order as CopyOrder, Stream};
 use super::guest::Order;
 use super::record::{self, Recorded, Taken};
+use crate::cluster::data::DataSink;
 use crate::frontend::vhost_user::DataError;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::latency::Recorder;
@@ -21,7 +23,7 @@ use engine::event::{Command, Refusal, VolumeSpec};
 use engine::image::Image;
 use engine::origin::Map;
 use engine::snapshot::Snapshot;
-use engine::types::{Time, VolumeId};
+use engine::types::{PeerId, Time, Uuid, VolumeId};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -98,6 +100,9 @@ pub struct Attach<S = Settled> {
     /// Where the bytes of its image lie, if that is not raw.
     pub map: Option<Box<dyn Map>>,
     pub exports: Vec<(String, Export)>,
+    /// Peers that are needed for a flush from the first moment on, though nothing is sent to them
+    /// before they are started.
+    pub counts: Vec<PeerId>,
 }
 
 /// Another file in the place of an image: what is open from now on, and what its volume knows.
@@ -207,6 +212,7 @@ pub(super) enum Request<S> {
     Guest(u32, Order),
     GuestEnd(u32, bool),
     Record(record::Order),
+    Copies(CopyOrder, Answer<()>),
     Stop(Answer<Result<(), Refusal>>),
 }
 
@@ -217,6 +223,7 @@ pub(super) enum Request<S> {
 pub struct Handle<S = Settled> {
     sender: mpsc::Sender<Request<S>>,
     waker: Arc<Waker>,
+    mail: Arc<Mail>,
 }
 
 impl<S> Clone for Handle<S> {
@@ -224,6 +231,7 @@ impl<S> Clone for Handle<S> {
         Handle {
             sender: self.sender.clone(),
             waker: self.waker.clone(),
+            mail: self.mail.clone(),
         }
     }
 }
@@ -231,10 +239,16 @@ impl<S> Clone for Handle<S> {
 /// The shard's end of the channel.
 pub(super) type Requests<S> = mpsc::Receiver<Request<S>>;
 
-/// The two ends of a control channel.
-pub(super) fn channel<S>(waker: Arc<Waker>) -> (Handle<S>, Requests<S>) {
+/// The two ends of a control channel, and the mail beside it.
+pub(super) fn channel<S>(waker: Arc<Waker>) -> (Handle<S>, Requests<S>, Arc<Mail>) {
     let (sender, receiver) = mpsc::channel(REQUESTS_MAX);
-    (Handle { sender, waker }, receiver)
+    let mail = Mail::new(waker.clone());
+    let handle = Handle {
+        sender,
+        waker,
+        mail: mail.clone(),
+    };
+    (handle, receiver, mail)
 }
 
 impl<S> Handle<S> {
@@ -427,6 +441,34 @@ impl<S> Handle<S> {
 
     pub fn record_end(&self, number: u32) -> Result<(), Stopped> {
         self.ask(|answer| Request::Record(record::Order::End(number, answer)))
+    }
+
+    /// From now on the batches of this volume for this peer go there. Takes the place of an older
+    /// stream of both, and of one to the same copy.
+    pub fn stream_open(&self, stream: Stream) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Copies(CopyOrder::StreamOpen(stream), answer))
+    }
+
+    /// From now on they go nowhere, and no acknowledgment of what was sent counts.
+    pub fn stream_close(&self, volume: VolumeId, peer: PeerId) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Copies(CopyOrder::StreamClose(volume, peer), answer))
+    }
+
+    /// From now on a copy takes the batches of this session, and of no other one: what was taken
+    /// of an earlier one is not answered any more.
+    pub fn inlet_open(&self, inlet: Inlet) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Copies(CopyOrder::InletOpen(inlet), answer))
+    }
+
+    /// From the return on a copy takes no batch, and none that it has taken is acknowledged.
+    pub fn inlet_close(&self, copy: Uuid) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Copies(CopyOrder::InletClose(copy), answer))
+    }
+
+    /// Brings the shard what other hosts send. What it is given after the shard has ended is
+    /// dropped.
+    pub fn sink(&self) -> Arc<dyn DataSink> {
+        self.mail.clone()
     }
 
     /// Orderly end: no new clients, everything acknowledged into the log, then the thread ends.
