@@ -98,6 +98,8 @@ pub struct VolumeSettings {
     /// Several clients may write at once.
     pub shared: bool,
     pub write_cache: bool,
+    /// Copies of its dirty data on other hosts.
+    pub replicas: u8,
     pub destage: DestageMode,
     /// `None` = never.
     pub destage_after: Option<Duration>,

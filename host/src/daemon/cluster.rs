@@ -30,6 +30,7 @@ fn named(settings: &VolumeSettings) -> Named {
         origin: settings.origin.clone(),
         journal_place: settings.journal_dir.clone(),
         quiet: settings.origin_quiet,
+        replicas: settings.replicas,
     }
 }
 
@@ -237,6 +238,8 @@ impl Daemon {
             let refused = |why| VolumeError::Refused(format!("volume {name}: {why}"));
             units.remove(name).map_err(refused)?;
             units.add(named(&settings), self.counted(name));
+        } else if let Some(units) = self.units().filter(|_| old.replicas != settings.replicas) {
+            units.set_replicas(name, settings.replicas);
         }
         Ok(())
     }

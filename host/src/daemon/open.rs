@@ -180,6 +180,7 @@ fn orphan(volume: VolumeSnapshot) -> VolumeSettings {
         read_only: false,
         shared: false,
         write_cache: true,
+        replicas: 0,
         destage: DestageMode::Atomic,
         destage_after: Some(Duration::ZERO),
         journal_dir: None,

@@ -311,6 +311,7 @@ impl Manager {
             state,
             reason,
             proof: entry.proof,
+            replication: None,
         }
     }
 }

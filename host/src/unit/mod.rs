@@ -7,14 +7,17 @@
 //! may be done, which the machines decide; how a volume is served, which the daemon does; and how
 //! hosts are reached.
 
+pub mod copies;
 pub mod sides;
 
 mod fence;
 mod jobs;
 mod remember;
+mod replicas;
 
 use crate::vault::Records;
 use crate::waiting::Waiting;
+use copies::{CopyShown, Replication};
 use engine::types::Uuid;
 use node::message::{Body, Message};
 use node::record::{Epoch, Record};
@@ -46,6 +49,8 @@ pub struct Named {
     pub journal_place: Option<PathBuf>,
     /// How long the storage may still work on what a kernel that is gone had under way.
     pub quiet: Duration,
+    /// Copies of its dirty data that other hosts shall have.
+    pub replicas: u8,
 }
 
 /// What the daemon does with a volume by order of its unit. Each call may take long.
@@ -86,6 +91,8 @@ pub struct Shown {
     pub reason: Option<String>,
     /// Of the owner whose right was taken: why it writes no more.
     pub proof: Option<&'static str>,
+    /// Of a volume that is served here and has copies on other hosts, or shall have some.
+    pub replication: Option<Replication>,
 }
 
 impl Shown {
@@ -106,6 +113,8 @@ enum Input {
     Done(String),
     Heard(Uuid, Vec<u8>),
     Link(Uuid, bool),
+    /// Another number of copies is wanted.
+    Replicas(String, u8),
     TakeOver(String, SyncSender<Result<(), String>>),
     /// Lets go of a volume for good, and forgets it.
     Remove(String, SyncSender<Result<(), String>>),
@@ -151,8 +160,12 @@ struct Entry {
 pub struct Units {
     inputs: SyncSender<Input>,
     shown: Arc<Mutex<BTreeMap<String, Shown>>>,
+    copies: Copies,
     ends: Arc<AtomicBool>,
 }
+
+/// What this host keeps for others, by volume. Held to copy or to set plain data.
+type Copies = Arc<Mutex<BTreeMap<String, CopyShown>>>;
 
 struct Random;
 
@@ -174,7 +187,7 @@ impl Units {
         post: Arc<dyn Post>,
     ) -> std::io::Result<Units> {
         let (inputs, events) = sync_channel(EVENTS_MAX);
-        let shown = Arc::default();
+        let (shown, copies) = (Arc::default(), Copies::default());
         let ends = Arc::new(AtomicBool::new(false));
         let manager = Manager {
             member,
@@ -186,6 +199,7 @@ impl Units {
             entries: BTreeMap::new(),
             links: BTreeSet::new(),
             shown: Arc::clone(&shown),
+            copies: Arc::clone(&copies),
         };
         let thread = std::thread::Builder::new().name("units".into());
         let ending = ends.clone();
@@ -193,6 +207,7 @@ impl Units {
         Ok(Units {
             inputs,
             shown,
+            copies,
             ends,
         })
     }
@@ -213,6 +228,11 @@ impl Units {
 
     pub fn heard(&self, host: Uuid, body: Vec<u8>) {
         self.put(Input::Heard(host, body));
+    }
+
+    /// Another number of copies for a volume, from now on.
+    pub fn set_replicas(&self, name: &str, replicas: u8) {
+        self.put(Input::Replicas(name.to_owned(), replicas));
     }
 
     /// Goes on without the owner, which an administrator says to write no more.
@@ -263,6 +283,11 @@ impl Units {
     pub fn shown(&self) -> BTreeMap<String, Shown> {
         locked(&self.shown).clone()
     }
+
+    /// What this host keeps for others, by name.
+    pub fn copies_shown(&self) -> Vec<CopyShown> {
+        locked(&self.copies).values().cloned().collect()
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -280,6 +305,8 @@ struct Manager {
     links: BTreeSet<Uuid>,
     /// Held to copy or to set plain data.
     shown: Arc<Mutex<BTreeMap<String, Shown>>>,
+    #[expect(dead_code, reason = "it is filled where copies are kept")]
+    copies: Copies,
 }
 
 impl Manager {
@@ -324,6 +351,7 @@ impl Manager {
             Input::Done(name) => self.done(&name),
             Input::Heard(host, body) => self.heard(host, &body),
             Input::Link(host, up) => self.link(host, up),
+            Input::Replicas(name, replicas) => self.set_replicas(&name, replicas),
             Input::TakeOver(name, answer) => self.take_over(&name, answer),
             Input::Remove(name, answer) => self.remove(&name, answer),
             Input::GiveUp(name) => self.give_up(&name),
