@@ -68,6 +68,10 @@ impl Changes {
             seen.look = self.looks;
             match self.volumes.get_mut(&volume.name) {
                 Some(before) => {
+                    if seen.unit.state == "taking" {
+                        // Its record says this host already; whose it was is told when it serves.
+                        seen.unit.owner.clone_from(&before.unit.owner);
+                    }
                     if *before != seen {
                         Difference {
                             view,

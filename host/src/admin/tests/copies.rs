@@ -278,6 +278,36 @@ fn a_volume_that_is_taken_over_is_told_of_once() {
 }
 
 #[test]
+fn a_look_in_the_middle_of_a_takeover_hides_nothing() {
+    let unit = |owner: &str, state, here, proof| Shown {
+        owner: Some(owner.into()),
+        state,
+        here,
+        proof,
+        ..Shown::default()
+    };
+    let house = shown(unit("host-a", "waiting-for-proof", false, None));
+    let mut changes = crate::admin::changes::Changes::default();
+    let mut told = |unit: Shown| {
+        house.fake.state().units.insert("a".into(), unit);
+        let mut words = Vec::new();
+        let view = house.admin.view().expect("a view");
+        changes.look(&view, &mut |notice| words.push(notice.message));
+        words
+    };
+    told(unit("host-a", "waiting-for-proof", false, None));
+    let proof = Some("fenced by its program");
+    assert!(told(unit("host-b", "taking", false, proof)).is_empty());
+    let words = told(unit("host-b", "owner", true, proof));
+    assert_eq!(words.len(), 1, "{words:?}");
+    assert!(
+        words[0].starts_with("was taken over from host-a"),
+        "{words:?}"
+    );
+    assert!(told(unit("host-b", "owner", true, proof)).is_empty());
+}
+
+#[test]
 fn the_number_of_copies_changes_while_a_volume_runs_where_there_can_be_some() {
     let house = House::new();
     house.add("a", &[]).expect("added");
