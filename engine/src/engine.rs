@@ -16,7 +16,7 @@ use crate::memory::Memory;
 use crate::open::volumes_max;
 use crate::origin::Map;
 use crate::outbox::{Cx, Outbox};
-use crate::snapshot::{Snapshot, VolumeSnapshot};
+use crate::snapshot::{CopySnapshot, Snapshot, VolumeSnapshot};
 use crate::types::{Geometry, Policy, Span, Tag, Time, Uuid, VolumeId};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -54,6 +54,11 @@ impl Engine {
     /// if the log knows its name, else a fresh one.
     pub fn place(&mut self, name: &str) -> VolumeId {
         self.core.place(name)
+    }
+
+    /// A volume or a replica that the log knows.
+    pub fn find(&self, name: &str) -> Option<VolumeId> {
+        self.core.known_as(name)
     }
 
     /// The cache that this is the engine of.
@@ -173,6 +178,12 @@ impl Engine {
     /// One page of what of a volume lies where on this host; see [`crate::chart`].
     pub fn chart(&self, volume: VolumeId, from: Cursor) -> Result<Page, Refusal> {
         self.core.chart(volume, from)
+    }
+
+    /// What is here of one volume, attached or not; none of one that is not known. It costs the
+    /// same however many volumes there are.
+    pub fn copy(&self, volume: VolumeId) -> Option<CopySnapshot> {
+        self.core.copy(volume)
     }
 
     pub fn snapshot(&self) -> Snapshot {

@@ -155,8 +155,8 @@ pub enum Command {
     /// it is dirty.
     Rebase { volume: VolumeId, order: Move },
     /// Keeps a replica of a volume that another host serves, a new one under an id that is free.
-    /// One that is there goes on where it ends: what is left of a delta is dropped. Durable before
-    /// the reply, with all that it has.
+    /// One that is there goes on where it ends, also a frozen one, unless it obeys a newer record:
+    /// what is left of a delta is dropped. Durable before the reply, with all that it has.
     KeepReplica { volume: VolumeId, spec: ReplicaSpec },
     /// The replica takes nothing more from its owner, and obeys this record of the cluster. Durable
     /// before the reply, with all that it has.
@@ -164,9 +164,21 @@ pub enum Command {
     /// Makes a frozen replica a volume of this host, under this name; it can be attached after the
     /// reply. Durable before that.
     TakeOver { volume: VolumeId, name: String },
+    /// The reverse: a volume of this host that is not attached becomes a frozen replica under this
+    /// name, which ends with its newest write and obeys this record of the cluster. Durable before
+    /// the reply, with all that it has. Refused as busy while the volume is attached, something of
+    /// it is under way, or the name is taken; as gone if it is a replica already, or obeys a newer
+    /// record.
+    Retire {
+        volume: VolumeId,
+        name: String,
+        term: u64,
+    },
     /// The owner of a volume gives it this lineage. Durable before the reply.
     NameLineage { volume: VolumeId, lineage: Uuid },
-    /// Sends a peer every write that is dirty and behind `have`, and from then on each new one.
+    /// Sends a peer every write that is dirty and behind `have`, and from then on each new one. Of
+    /// a frozen replica all that it has; that peer never counts, and the orders to keep the
+    /// replica, to take it over and to forget it stop it.
     StartPeer {
         volume: VolumeId,
         peer: PeerId,

@@ -44,9 +44,14 @@ impl Scratch {
         self.pieces_free.pop()
     }
 
+    /// Those who make room have enough, and there is one more.
+    pub fn has_spare_piece(&self) -> bool {
+        self.pieces_free.len() > PIECES_KEPT
+    }
+
     /// As `take_piece`, while those who make room have enough.
     pub fn take_spare_piece(&mut self) -> Option<u32> {
-        match self.pieces_free.len() > PIECES_KEPT {
+        match self.has_spare_piece() {
             true => self.pieces_free.pop(),
             false => None,
         }

@@ -251,6 +251,31 @@ pub struct VolumeSnapshot {
     pub written: Option<WrittenSnapshot>,
 }
 
+/// What this host has of a volume, its own or another's, as the hosts of a cluster compare it; see
+/// [`Engine::copy`](crate::engine::Engine::copy).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopySnapshot {
+    pub uuid: Uuid,
+    pub size_bytes: u64,
+    /// In effect.
+    pub policy: Policy,
+    /// A host has opened its origin; else only the log knows it.
+    pub attached: bool,
+    /// The newest serial that was given or seen.
+    pub acked: Serial,
+    /// Everything up to here is durable in the log, or at the origin.
+    pub durable: Serial,
+    /// The origin has everything up to here; 0 where the policy keeps no count.
+    pub destaged: Serial,
+    /// It has data that the origin has not.
+    pub dirty: bool,
+    /// Something of what it should have cannot be read, or is missing.
+    pub damaged: bool,
+    /// None of a volume of this host.
+    pub replica: Option<ReplicaSnapshot>,
+    pub peers: Vec<PeerSnapshot>,
+}
+
 /// What is told of a peer that a volume is replicated to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerSnapshot {

@@ -5,8 +5,9 @@
 
 use crate::source::Source;
 use engine::format::checksum;
-use engine::types::{Serial, Time, Uuid};
-use node::batch::{Batch, Entry};
+use engine::format::record::EntryKind;
+use engine::types::{Serial, Span, Time, Uuid};
+use node::batch::{Batch, PARTS_MAX, Part};
 use node::frame::{
     ADDRESSES_MAX, BODY_BYTES_MAX, Frame, HEADER_BYTES, Header, Hello, Host, Join, MAGIC,
     PAYLOAD_BYTES_MAX, Ping, Pong, Question, SECRET_BYTES, Welcome,
@@ -44,6 +45,7 @@ pub fn frame(input: &[u8]) -> bool {
     assert!(header.body_bytes <= BODY_BYTES_MAX);
     assert!(header.numbers.payload_bytes <= PAYLOAD_BYTES_MAX);
     if let Ok(parsed) = Batch::parse(&header, body) {
+        assert_eq!(parsed.payload_bytes(), header.numbers.payload_bytes);
         let again = parsed.encode(agreed);
         let (header, body) = again.split_first_chunk().expect("a frame has a header");
         let header = Header::parse(header, agreed).expect("our own header");
@@ -62,32 +64,37 @@ pub fn frame(input: &[u8]) -> bool {
 }
 
 fn batch(source: &mut Source) -> Batch {
-    let before = source.number().min(u64::MAX / 2);
-    let mut last = before;
-    let mut entries = Vec::new();
-    let mut blocks = 0;
-    for _ in 0..source.below(8) {
-        last += 1 + u64::from(source.byte());
-        let entry = Entry {
-            volume: source.u16(),
-            blocks: source.u16() % 9,
-            sectors: source.u32().max(1),
-            sector: source.number() / 2,
-            serial: Serial(last),
+    let upto = source.number();
+    let mut from = source.number() / 2;
+    let mut parts = Vec::new();
+    for _ in 0..source.below(PARTS_MAX + 1) {
+        let sector = from + u64::from(source.byte());
+        let kind = match source.byte() % 3 {
+            0 => EntryKind::Write,
+            kind => EntryKind::Zero {
+                allocate: kind == 1,
+            },
         };
-        blocks += usize::from(entry.blocks);
-        entries.push(entry);
+        let (sectors, sum) = match kind {
+            EntryKind::Write => (1 + u64::from(source.byte() % 32), source.u32()),
+            EntryKind::Zero { .. } => (u64::from(source.u32().max(1)), 0),
+        };
+        let span = Span::new(sector, sectors);
+        parts.push(Part { span, kind, sum });
+        from = span.end();
     }
     Batch {
-        stream: source.u32(),
         number: source.number().max(1),
         term: source.number().max(1),
         copy: Uuid(source.bytes16()),
         session: Uuid(source.bytes16()),
-        before: Serial(before),
-        last: Serial(last + 1),
-        entries,
-        checksums: (0..blocks).map(|_| source.u32()).collect(),
+        after: Serial(source.number()),
+        upto: Serial(upto),
+        destaged: Serial(source.number().min(upto)),
+        part: source.u32(),
+        ends: parts.is_empty() || source.flag(),
+        begins_epoch: source.flag(),
+        parts,
     }
 }
 

@@ -10,7 +10,7 @@ use engine::format::Kind;
 use engine::types::{Serial, Uuid};
 use node::copy::{Action, Copy, Event};
 use node::history::{Generation, History};
-use node::message::{Body, Health, Message, Status};
+use node::message::{About, Body, Health, Message, Status};
 use node::record::{Degraded, Epoch, Holder, MEMBERS_MAX, Member, Pointer, RECORD_BYTES, Record};
 use node::vault::{Answer, Cas, Look, Step};
 
@@ -157,21 +157,20 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
         Uuid(source.bytes16()),
     );
     let record = Box::new(record(source));
-    let member = Member {
-        host: unit,
-        cache: session,
-        copy,
-    };
+    let (host, cache) = (unit, session);
+    let member = Member { host, cache, copy };
     let serial = Serial(source.number());
     let status = status(source, copy, serial);
     let history = status.history.clone();
     let fresh = source.flag();
+    let about = about(source, unit);
     let open = Body::Open {
         member,
         session,
         fresh: true,
         destaged: serial,
         record: record.clone(),
+        about: about.clone(),
     };
     let body = match kind % 9 {
         0 => Body::Probed { status },
@@ -181,6 +180,7 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
             fresh,
             destaged: serial,
             record,
+            about,
         },
         2 => Body::Opened {
             session,
@@ -217,6 +217,15 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
     assert_eq!(Message::parse(&parsed.encode()), Ok(parsed.clone()));
     hear((unit, session), Uuid(source.bytes16()), [open, parsed.body]);
     true
+}
+
+fn about(source: &mut Source<'_>, volume: Uuid) -> About {
+    About {
+        name: source.text(64),
+        origin: source.text(256),
+        volume,
+        size_bytes: source.number(),
+    }
 }
 
 fn status(source: &mut Source<'_>, copy: Uuid, serial: Serial) -> Status {

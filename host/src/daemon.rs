@@ -9,6 +9,7 @@
 mod ahead;
 mod cluster;
 mod commit;
+mod copies;
 mod held;
 mod host;
 mod identity;
@@ -33,7 +34,7 @@ use crate::unit::Units;
 use engine::engine::Report;
 use engine::event::{Admission, Device, ResetOn, Share};
 use engine::flow::FlowLimits;
-use engine::types::{DestageMode, Policy, Uuid};
+use engine::types::{DestageMode, PeerId, Policy, Uuid};
 pub use held::{Held, Hold, Why};
 use images::Looks;
 use lookout::Lookout;
@@ -98,6 +99,8 @@ pub struct VolumeSettings {
     /// Several clients may write at once.
     pub shared: bool,
     pub write_cache: bool,
+    /// Copies of its dirty data on other hosts.
+    pub replicas: u8,
     pub destage: DestageMode,
     /// `None` = never.
     pub destage_after: Option<Duration>,
@@ -131,6 +134,8 @@ pub struct VolumeSettings {
     pub san: Option<SanSettings>,
     /// Whose ledger and journal it has, of a clustered volume that is served here.
     pub epoch: Option<Epoch>,
+    /// Peers that its flushes need from the first one on.
+    pub counts: Vec<PeerId>,
 }
 
 impl VolumeSettings {

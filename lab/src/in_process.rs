@@ -200,6 +200,7 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         read_only: false,
         shared: false,
         write_cache: true,
+        replicas: 0,
         destage: DestageMode::Atomic,
         destage_after: Some(Duration::from_secs(24 * 3600)),
         journal_dir: None,
@@ -219,6 +220,7 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         exports: Exports::NBD,
         san: None,
         epoch: None,
+        counts: Vec::new(),
     }
 }
 

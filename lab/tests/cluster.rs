@@ -3,8 +3,10 @@
 
 use engine::event::Command;
 use engine::types::{Policy, Uuid};
+use host::cluster::Outlet;
 use host::daemon::{Daemon, Settings};
 use host::unit::Post;
+use host::unit::logs::Neighbour;
 use host::unit::sides::Membership;
 use host::vault::Vault;
 use lab::client::Client;
@@ -54,6 +56,14 @@ impl Post for Mail {
     fn name(&self, host: Uuid) -> Option<String> {
         Some(format!("host-{}", host.0[1]))
     }
+
+    fn outlet(&self, _host: Uuid) -> Option<Arc<dyn Outlet>> {
+        None
+    }
+
+    fn neighbours(&self) -> Vec<Neighbour> {
+        Vec::new()
+    }
 }
 
 struct House {
@@ -90,6 +100,7 @@ impl House {
         let member = Membership {
             cluster: CLUSTER,
             name: "c1".into(),
+            domain: String::new(),
             vault: Vault::Beside,
             fence: None,
             me: Holder {

@@ -1,59 +1,72 @@
-//! The head of a batch: the writes that an owner sends to a copy, in the order of their serials.
+//! The head of a batch: what an owner sends to a copy, in the form that the engines of both take.
 //!
 //! ```text
-//! header (64)   kind 11; stream at 28, number of the batch at 32, term at 40
-//! body          copy, session (16 each) · serial before, last serial (8 each)
-//!               entries: count (2), then volume (2) blocks (2) sectors (4) sector (8) serial (8)
-//!               checksums: one of 4 bytes for each block of the payload
-//! payload       blocks of 4 KiB, as the entries have them, one after the other
+//! header (64)   kind 11; number of the batch at 32, term at 40
+//! body          copy, session (16 each) · after, upto, destaged (8 each)
+//!               part of the delta (4) · flags (1) · count (2)
+//!               parts: sector (8) sectors (4) kind (1) checksum (4)
+//! payload       bytes of the parts that write, one after the other
 //! ```
 //! A copy is filled strictly in order: sealed epochs from the owner's cursor on, then what is
 //! written now. So a learner, a copy that came back and a member get the same stream.
 //!
-//! Always true: a batch says all of (before, last], but for writes that a later one of the same
-//! batch covers; a batch is taken as a whole or not at all. The checksums are those that the blocks
-//! had when the guest's write was taken; the receiver compares them before it answers. Deliberately
-//! absent: the payload, which never passes through this crate.
+//! Always true: parts ascend and none lies over another; the payload is as long as the parts that
+//! write; a checksum is that of the bytes when the owner's engine gave them away, and the engine of
+//! the copy compares it before anything of the batch counts. Deliberately absent: the payload,
+//! which never passes through this crate, and whether a batch follows the one before it, which the
+//! engine knows.
 
 use crate::codec::{In, Out};
 use crate::frame::{FrameError, HEADER_BYTES, Header, Kind, Numbers, PAYLOAD_BYTES_MAX};
 use alloc::vec::Vec;
-use engine::types::{Serial, Uuid};
+use engine::format::record::EntryKind;
+use engine::types::{SECTOR_BYTES, Serial, Span, Uuid};
 
-pub const BLOCK_BYTES: usize = 4096;
-pub const BLOCKS_MAX: usize = PAYLOAD_BYTES_MAX / BLOCK_BYTES;
-pub const ENTRIES_MAX: usize = 1024;
+/// As many as an engine puts into one batch, and takes.
+pub const PARTS_MAX: usize = 64;
 
-/// One write of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Entry {
-    /// Index within the unit.
-    pub volume: u16,
-    /// Of the payload. 0: the sectors read as zeroes.
-    pub blocks: u16,
-    pub sectors: u32,
-    pub sector: u64,
-    pub serial: Serial,
+const ENDS: u8 = 1;
+const BEGINS_EPOCH: u8 = 2;
+
+/// A range that a batch changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub span: Span,
+    pub kind: EntryKind,
+    /// CRC-32C of the bytes of a write; 0 of zeroes.
+    pub sum: u32,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+impl Part {
+    /// Of the payload.
+    pub fn bytes(&self) -> u64 {
+        match self.kind {
+            EntryKind::Write => self.span.sectors * SECTOR_BYTES,
+            EntryKind::Zero { .. } => 0,
+        }
+    }
+}
+
+/// A delta of a volume, or a part of one; see [`engine::event::Batch`].
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    pub stream: u32,
-    /// From 1 within a session, without a hole.
+    /// It rises within a session, from at least 1 on.
     pub number: u64,
     pub term: u64,
     pub copy: Uuid,
     pub session: Uuid,
-    /// The end of the copy that this batch follows.
-    pub before: Serial,
-    pub last: Serial,
-    pub entries: Vec<Entry>,
-    pub checksums: Vec<u32>,
+    pub after: Serial,
+    pub upto: Serial,
+    pub destaged: Serial,
+    pub part: u32,
+    pub ends: bool,
+    pub begins_epoch: bool,
+    pub parts: Vec<Part>,
 }
 
 impl Batch {
     pub fn payload_bytes(&self) -> usize {
-        self.checksums.len() * BLOCK_BYTES
+        self.parts.iter().map(|part| part.bytes() as usize).sum()
     }
 
     /// Header and body; the payload follows them.
@@ -62,20 +75,21 @@ impl Batch {
         let mut out = Out(alloc::vec![0; HEADER_BYTES]);
         out.uuid(self.copy);
         out.uuid(self.session);
-        out.u64(self.before.0);
-        out.u64(self.last.0);
-        out.u16(self.entries.len() as u16);
-        for entry in &self.entries {
-            out.u16(entry.volume);
-            out.u16(entry.blocks);
-            out.u32(entry.sectors);
-            out.u64(entry.sector);
-            out.u64(entry.serial.0);
+        out.u64(self.after.0);
+        out.u64(self.upto.0);
+        out.u64(self.destaged.0);
+        out.u32(self.part);
+        let flag = |is: bool, bit: u8| if is { bit } else { 0 };
+        out.u8(flag(self.ends, ENDS) | flag(self.begins_epoch, BEGINS_EPOCH));
+        out.u16(self.parts.len() as u16);
+        for part in &self.parts {
+            out.u64(part.span.sector);
+            out.u32(part.span.sectors as u32);
+            out.u8(kind_code(part.kind));
+            out.u32(part.sum);
         }
-        self.checksums.iter().for_each(|sum| out.u32(*sum));
         let numbers = Numbers {
             payload_bytes: self.payload_bytes(),
-            stream: self.stream,
             batch: self.number,
             term: self.term,
         };
@@ -89,81 +103,87 @@ impl Batch {
             return Err(FrameError::Kind(header.kind as u16));
         }
         header.check_body(body)?;
-        let Numbers {
-            payload_bytes,
-            stream,
-            batch: number,
-            term,
-        } = header.numbers;
         let mut from = In(body);
         let (copy, session) = (from.uuid()?, from.uuid()?);
-        let (before, last) = (Serial(from.u64()?), Serial(from.u64()?));
-        let count = usize::from(from.u16()?);
-        if count > ENTRIES_MAX {
-            return Err(FrameError::Field("entries"));
+        let (after, upto) = (Serial(from.u64()?), Serial(from.u64()?));
+        let (destaged, part) = (Serial(from.u64()?), from.u32()?);
+        let flags = from.u8()?;
+        if flags & !(ENDS | BEGINS_EPOCH) != 0 {
+            return Err(FrameError::Field("flags"));
         }
-        let entry = |from: &mut In<'_>| {
-            Ok::<Entry, FrameError>(Entry {
-                volume: from.u16()?,
-                blocks: from.u16()?,
-                sectors: from.u32()?,
-                sector: from.u64()?,
-                serial: Serial(from.u64()?),
-            })
-        };
-        let entries: Result<Vec<Entry>, FrameError> =
-            (0..count).map(|_| entry(&mut from)).collect();
-        let blocks = payload_bytes / BLOCK_BYTES;
-        let checksums: Result<Vec<u32>, FrameError> =
-            (0..blocks).map(|_| Ok(from.u32()?)).collect();
-        let batch = Batch {
-            stream,
-            number,
-            term,
-            copy,
-            session,
-            before,
-            last,
-            entries: entries?,
-            checksums: checksums?,
-        };
+        let count = usize::from(from.u16()?);
+        if count > PARTS_MAX {
+            return Err(FrameError::Field("parts"));
+        }
+        let mut parts = Vec::with_capacity(count);
+        for _ in 0..count {
+            parts.push(Part {
+                span: Span::new(from.u64()?, u64::from(from.u32()?)),
+                kind: kind_of(from.u8()?)?,
+                sum: from.u32()?,
+            });
+        }
         if !from.0.is_empty() {
             return Err(FrameError::Long);
         }
+        let batch = Batch {
+            number: header.numbers.batch,
+            term: header.numbers.term,
+            copy,
+            session,
+            after,
+            upto,
+            destaged,
+            part,
+            ends: flags & ENDS != 0,
+            begins_epoch: flags & BEGINS_EPOCH != 0,
+            parts,
+        };
         batch.check()?;
-        Ok(batch)
-    }
-
-    fn check(&self) -> Result<(), FrameError> {
-        if self.number == 0 || self.term == 0 || self.before >= self.last {
-            return Err(FrameError::Field("batch"));
-        }
-        let mut before = self.before;
-        let mut blocks = 0;
-        for entry in &self.entries {
-            let end = entry.sector.checked_add(entry.sectors.into());
-            let next = entry.serial > before && entry.serial <= self.last;
-            if !next || entry.sectors == 0 || end.is_none() {
-                return Err(FrameError::Field("entries"));
-            }
-            before = entry.serial;
-            blocks += usize::from(entry.blocks);
-        }
-        let fits = self.entries.len() <= ENTRIES_MAX && self.checksums.len() <= BLOCKS_MAX;
-        match fits && blocks == self.checksums.len() {
-            true => Ok(()),
+        match batch.payload_bytes() == header.numbers.payload_bytes {
+            true => Ok(batch),
             false => Err(FrameError::Field("payload bytes")),
         }
     }
 
-    /// The payload has what the entries were checked to have.
-    pub fn payload_is_whole(&self, payload: &[u8]) -> bool {
-        let blocks = payload.chunks(BLOCK_BYTES);
-        let sums = || self.checksums.iter();
-        payload.len() == self.payload_bytes()
-            && blocks
-                .zip(sums())
-                .all(|(block, sum)| engine::format::checksum(&[block]) == *sum)
+    fn check(&self) -> Result<(), FrameError> {
+        if self.number == 0 || self.term == 0 || self.destaged > self.upto {
+            return Err(FrameError::Field("batch"));
+        }
+        // Without parts it says what the origin has, and nothing is left of it.
+        if self.parts.len() > PARTS_MAX || (self.parts.is_empty() && !self.ends) {
+            return Err(FrameError::Field("parts"));
+        }
+        let (mut from, mut payload) = (0, 0);
+        for part in &self.parts {
+            let Span { sector, sectors } = part.span;
+            let sized = (1..=u64::from(u32::MAX)).contains(&sectors) && sector >= from;
+            let summed = part.kind == EntryKind::Write || part.sum == 0;
+            let end = sector.checked_add(sectors).filter(|_| sized && summed);
+            from = end.ok_or(FrameError::Field("parts"))?;
+            payload += part.bytes();
+        }
+        match payload <= PAYLOAD_BYTES_MAX as u64 {
+            true => Ok(()),
+            false => Err(FrameError::Field("payload bytes")),
+        }
+    }
+}
+
+fn kind_code(kind: EntryKind) -> u8 {
+    match kind {
+        EntryKind::Write => 1,
+        EntryKind::Zero { allocate: false } => 2,
+        EntryKind::Zero { allocate: true } => 3,
+    }
+}
+
+fn kind_of(code: u8) -> Result<EntryKind, FrameError> {
+    match code {
+        1 => Ok(EntryKind::Write),
+        2 => Ok(EntryKind::Zero { allocate: false }),
+        3 => Ok(EntryKind::Zero { allocate: true }),
+        _ => Err(FrameError::Field("kind")),
     }
 }
 
@@ -171,27 +191,35 @@ impl Batch {
 mod tests {
     use super::*;
     use crate::frame::Frame;
-    use alloc::vec;
 
-    fn batch(entries: usize, blocks: usize) -> Batch {
-        let entry = |at: usize| Entry {
-            volume: 1,
-            blocks: if at == 0 { blocks as u16 } else { 0 },
-            sectors: 8,
-            sector: at as u64 * 8,
-            serial: Serial(101 + at as u64),
+    /// So many parts, of which every other one writes so many sectors.
+    fn batch(parts: usize, sectors: u64) -> Batch {
+        let part = |at: usize| match at % 2 {
+            0 => Part {
+                span: Span::new(at as u64 * 4096, sectors),
+                kind: EntryKind::Write,
+                sum: 7 + at as u32,
+            },
+            _ => Part {
+                span: Span::new(at as u64 * 4096, 4096),
+                kind: EntryKind::Zero {
+                    allocate: at % 4 == 1,
+                },
+                sum: 0,
+            },
         };
-        let block = [7; BLOCK_BYTES];
         Batch {
-            stream: 3,
             number: 4,
             term: 5,
             copy: Uuid([1; 16]),
             session: Uuid([2; 16]),
-            before: Serial(100),
-            last: Serial(101 + entries as u64),
-            entries: (0..entries).map(entry).collect(),
-            checksums: vec![engine::format::checksum(&[&block]); blocks],
+            after: Serial(100),
+            upto: Serial(109),
+            destaged: Serial(90),
+            part: 3,
+            ends: true,
+            begins_epoch: parts > 1,
+            parts: (0..parts).map(part).collect(),
         }
     }
 
@@ -202,40 +230,81 @@ mod tests {
 
     #[test]
     fn a_batch_reads_back_and_every_flipped_bit_is_noticed() {
-        for (entries, blocks) in [(2, 1), (1, 0), (ENTRIES_MAX, BLOCKS_MAX)] {
-            let batch = batch(entries, blocks);
+        let most = PAYLOAD_BYTES_MAX as u64 / SECTOR_BYTES;
+        for (parts, sectors) in [(2, 1), (1, most), (0, 0), (PARTS_MAX, 64)] {
+            let batch = batch(parts, sectors);
             let bytes = batch.encode(1);
             assert_eq!(parse(&bytes), Ok(batch.clone()));
+            let writes = parts.div_ceil(2) as u64;
+            assert_eq!(batch.payload_bytes() as u64, writes * sectors * 512);
             for at in (0..bytes.len().min(300)).chain([bytes.len() - 1]) {
                 let mut damaged = bytes.clone();
                 damaged[at] ^= 1 << (at % 8);
                 assert!(parse(&damaged).is_err(), "byte {at}");
             }
-            let payload = vec![7; batch.payload_bytes()];
-            assert!(batch.payload_is_whole(&payload));
-            assert!(!batch.payload_is_whole(&[&payload[..], &[7]].concat()));
+            for end in 0..bytes.len() {
+                assert!(parse(&bytes[..end]).is_err(), "cut at {end}");
+            }
         }
-        let mut payload = vec![7; BLOCK_BYTES];
-        payload[4095] = 6;
-        assert!(!batch(1, 1).payload_is_whole(&payload));
     }
 
     /// The header and the checksums are right; what is said is not.
     #[test]
-    fn a_batch_with_holes_in_its_own_numbers_is_refused() {
-        let wrong: [fn(&mut Batch); 7] = [
+    fn a_batch_that_contradicts_itself_is_refused() {
+        let wrong: [fn(&mut Batch); 11] = [
             |it| it.number = 0,
             |it| it.term = 0,
-            |it| it.last = it.before,
-            |it| it.entries[1].serial = it.entries[0].serial,
-            |it| it.entries[0].serial = Serial(it.last.0 + 1),
-            |it| it.entries[0].sector = u64::MAX,
-            |it| it.entries[0].blocks = 2,
+            |it| it.destaged = Serial(it.upto.0 + 1),
+            |it| it.parts[1].span.sector = it.parts[0].span.sector,
+            |it| it.parts.swap(0, 1),
+            |it| it.parts[0].span.sectors = 0,
+            |it| it.parts[0].span.sectors = 1 << 32,
+            |it| it.parts[1].span.sector = u64::MAX,
+            |it| it.parts[1].sum = 1,
+            |it| it.parts[0].span.sectors = 1 + PAYLOAD_BYTES_MAX as u64 / SECTOR_BYTES,
+            |it| {
+                it.parts.clear();
+                it.ends = false;
+            },
         ];
-        for change in wrong {
+        for (at, change) in wrong.into_iter().enumerate() {
             let mut batch = batch(2, 1);
             change(&mut batch);
-            assert!(batch.check().is_err(), "{batch:?}");
+            assert!(batch.check().is_err(), "{at}: {batch:?}");
+        }
+        let many = Batch {
+            parts: batch(PARTS_MAX + 1, 1).parts,
+            ..batch(1, 1)
+        };
+        assert!(many.check().is_err());
+    }
+
+    /// A body with right checksums whose bytes at some place are others, and its answer.
+    fn read_with(at: usize, byte: u8, payload_bytes: usize) -> Result<Batch, FrameError> {
+        let mut bytes = batch(2, 1).encode(1);
+        bytes[HEADER_BYTES + at] = byte;
+        let numbers = Numbers {
+            payload_bytes,
+            batch: 4,
+            term: 5,
+        };
+        Header::seal(&mut bytes, Kind::Batch, 1, numbers);
+        parse(&bytes)
+    }
+
+    #[test]
+    fn unknown_flags_kinds_and_counts_and_another_payload_are_refused() {
+        let (flags, count, kind) = (60, 61, 75);
+        assert!(read_with(flags, ENDS | BEGINS_EPOCH, 512).is_ok());
+        let wrong = |what| Err(FrameError::Field(what));
+        assert_eq!(read_with(flags, 4, 512), wrong("flags"));
+        assert_eq!(read_with(kind, 0, 512), wrong("kind"));
+        assert_eq!(read_with(kind, 4, 512), wrong("kind"));
+        assert_eq!(read_with(count, 1, 512), Err(FrameError::Long));
+        assert_eq!(read_with(count, 3, 512), Err(FrameError::Short));
+        assert_eq!(read_with(count, PARTS_MAX as u8 + 1, 512), wrong("parts"));
+        for payload in [0, 1024, 513, 4096] {
+            assert_eq!(read_with(count, 2, payload), wrong("payload bytes"));
         }
     }
 
@@ -244,7 +313,7 @@ mod tests {
         let bytes = batch(1, 1).encode(1);
         let (header, body) = bytes.split_first_chunk().expect("a header");
         let header = Header::parse(header, 1).expect("a header");
-        assert_eq!(header.numbers.payload_bytes, BLOCK_BYTES);
+        assert_eq!(header.numbers.payload_bytes, 512);
         assert_eq!(Frame::parse(&header, body), Err(FrameError::Kind(11)));
         let ping = Frame::Refused { why: "no".into() }.encode(1);
         assert_eq!(parse(&ping), Err(FrameError::Kind(6)));

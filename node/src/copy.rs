@@ -247,6 +247,12 @@ impl Copy {
         self.durable.record.members.contains(&self.durable.member)
     }
 
+    /// The host and the session whose batches are taken.
+    pub fn stream(&self) -> Option<(Uuid, Uuid)> {
+        let session = self.session.filter(|it| it.resumed && !self.is_closed())?;
+        Some((session.host, session.id))
+    }
+
     pub fn status(&self) -> Status {
         Status {
             copy: self.durable.member.copy,
@@ -526,7 +532,8 @@ impl Copy {
             let status = self.status();
             let term = record.number;
             let status = Status { term, ..status };
-            let body = Body::Frozen { status };
+            let about = self.durable.about.clone();
+            let body = Body::Frozen { status, about };
             return out.push(Action::Send { host: from, body });
         }
         self.session = None;
@@ -547,7 +554,8 @@ impl Copy {
         self.durable.record = *record;
         self.durable.frozen = true;
         let status = self.status();
-        self.persist(out, alloc::vec![(from, Body::Frozen { status })]);
+        let about = self.durable.about.clone();
+        self.persist(out, alloc::vec![(from, Body::Frozen { status, about })]);
     }
 
     fn damaged(&mut self, out: &mut Vec<Action>) {

@@ -155,7 +155,7 @@ fn a_freeze_waits_for_writes_under_way_and_lasts_over_a_restart() {
     let said = tell(&mut copy, 2, freeze.clone());
     assert!(said.is_empty(), "a write is under way");
     let said = run(&mut copy, Event::Synced(Serial(FIRST)));
-    let [Body::Frozen { status }] = &said[..] else {
+    let [Body::Frozen { status, .. }] = &said[..] else {
         panic!("{said:?}");
     };
     assert_eq!((status.term, status.history.end()), (2, Serial(FIRST)));
@@ -172,7 +172,7 @@ fn a_freeze_waits_for_writes_under_way_and_lasts_over_a_restart() {
         [Body::Deposed { .. }]
     ));
     let said = tell(&mut copy, 2, freeze);
-    let [Body::Frozen { status }] = &said[..] else {
+    let [Body::Frozen { status, .. }] = &said[..] else {
         panic!("{said:?}");
     };
     assert_eq!(status.history.end(), Serial(FIRST), "it freezes again");

@@ -11,20 +11,20 @@
 //!
 //! ```text
 //!  0 magic (8)        8 version (2)     10 kind (2)        12 header checksum (4)
-//! 16 body bytes (4)  20 payload bytes (4)  24 body checksum (4)  28 stream (4)
-//! 32 batch (8)       40 term (8)       48 unit slot (4)    52 flags (4)     56 zero (8)
+//! 16 body bytes (4)  20 payload bytes (4)  24 body checksum (4)  28 zero (4)
+//! 32 batch (8)       40 term (8)       48 zero (16)
 //! ```
 
 use crate::codec::{Bad, In, Out};
 use alloc::string::String;
 use alloc::vec::Vec;
 use engine::format::{checksum, zeroes};
-use engine::types::Uuid;
+use engine::types::{SECTOR_BYTES, Uuid};
 
 pub const MAGIC: [u8; 8] = *b"TENUTOFR";
 pub const HEADER_BYTES: usize = 64;
 pub const BODY_BYTES_MAX: usize = 64 << 10;
-/// Of a batch.
+/// Of a batch. An engine puts no more than a chunk of its log into one, which is half of this.
 pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 /// Versions that this program speaks. A version talks with the one before it.
 pub const VERSION_MIN: u16 = 1;
@@ -40,10 +40,13 @@ pub const TEXT_BYTES_MAX: usize = 1024;
 /// A certificate or a key.
 pub const BLOB_BYTES_MAX: usize = 4096;
 pub const SECRET_BYTES: usize = 16;
+/// Of a `Hello`: the connection is for batches, and answers to them.
+pub const FEATURE_DATA: u64 = 1;
 
 const CHECKSUM_AT: usize = 12;
-const STREAM_AT: usize = 28;
-/// What is not used yet, behind the term.
+const BATCH_AT: usize = 32;
+/// What is not used yet: before the batch, and behind the term.
+const GAP: core::ops::Range<usize> = 28..BATCH_AT;
 const REST_AT: usize = 48;
 
 /// Why bytes are no frame, or none that is expected here.
@@ -142,9 +145,8 @@ pub struct Header {
 /// What a header says of a batch; zero in all others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Numbers {
-    /// Bytes that follow the body, in whole blocks.
+    /// Bytes that follow the body, in whole sectors.
     pub payload_bytes: usize,
-    pub stream: u32,
     pub batch: u64,
     pub term: u64,
 }
@@ -178,13 +180,15 @@ impl Header {
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         let numbers = Numbers {
             payload_bytes: word(20) as usize,
-            stream: word(STREAM_AT),
-            batch: long(STREAM_AT + 4),
-            term: long(STREAM_AT + 12),
+            batch: long(BATCH_AT),
+            term: long(BATCH_AT + 8),
         };
-        zeroes(&bytes[REST_AT..]).map_err(|_| FrameError::Reserved)?;
+        for unused in [&bytes[GAP], &bytes[REST_AT..]] {
+            zeroes(unused).map_err(|_| FrameError::Reserved)?;
+        }
         let payload_bytes = numbers.payload_bytes;
-        let whole = payload_bytes.is_multiple_of(4096) && payload_bytes <= PAYLOAD_BYTES_MAX;
+        let whole = payload_bytes.is_multiple_of(SECTOR_BYTES as usize)
+            && payload_bytes <= PAYLOAD_BYTES_MAX;
         if !whole || (kind != Kind::Batch && payload_bytes > 0) {
             return Err(FrameError::Field("payload bytes"));
         }
@@ -214,9 +218,9 @@ impl Header {
         put(16, &(body_bytes as u32).to_le_bytes());
         put(20, &(numbers.payload_bytes as u32).to_le_bytes());
         put(24, &sum.to_le_bytes());
-        put(STREAM_AT, &numbers.stream.to_le_bytes());
-        put(STREAM_AT + 4, &numbers.batch.to_le_bytes());
-        put(STREAM_AT + 12, &numbers.term.to_le_bytes());
+        put(BATCH_AT, &numbers.batch.to_le_bytes());
+        put(BATCH_AT + 8, &numbers.term.to_le_bytes());
+        bytes[CHECKSUM_AT..CHECKSUM_AT + 4].fill(0);
         let sum = checksum(&[&bytes[..HEADER_BYTES]]);
         bytes[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum.to_le_bytes());
     }

@@ -148,6 +148,9 @@ impl History {
             0 if begins > self.end.0 => begins,
             _ => after.max(begins),
         };
+        // A log may give lower ones than these: then they tell forks apart all the same.
+        let last = self.reached().last().map_or(0, |fork| fork.first.0);
+        let first = first.max(last.checked_add(1 << RESTART_SHIFT)?);
         let fork = Fork {
             generation,
             upto: self.end,
@@ -271,6 +274,18 @@ mod tests {
         let mut wrong = history.forks().to_vec();
         wrong.swap(1, 2);
         assert_eq!(History::checked(wrong, history.end()), None);
+    }
+
+    /// The log of an owner gives serials as it likes, as long as they grow.
+    #[test]
+    fn forks_of_low_serials_can_be_said_to_others() {
+        let mut history = History::empty(Serial(3)).fork(of(2, 0)).expect("serials");
+        for restarts in 1..40 {
+            history.grow(Serial(3 + u64::from(restarts)));
+            history = history.fork(of(2, restarts)).expect("serials");
+            let said = History::checked(history.forks().to_vec(), history.end());
+            assert_eq!(said, Some(history.clone()));
+        }
     }
 
     #[test]

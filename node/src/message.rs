@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! taker ── Probe ─▶ copy ── Probed ─▶        taker ── Freeze ─▶ copy ── Frozen ─▶
+//! taker without a copy ── Fetch ─▶ frozen copy ── batches ─▶
 //! owner ── Open ─▶ copy ── Opened ─▶ owner ── Resume ─▶ copy ── Resumed ─▶ owner
 //! owner ── Batch · Adopt · Cut · Destaged ─▶ copy ── Ack ─▶        (in this order, one stream)
 //! owner ── Drop ─▶ copy                      a copy to a lower term ── Deposed ─▶
@@ -121,10 +122,19 @@ pub enum Body {
     },
     Frozen {
         status: Status,
+        about: About,
     },
     /// The term of what was said is over; this is the record that a copy has adopted.
     Deposed {
         record: Box<Record>,
+    },
+    /// The owner of the record that froze the copy wants all that it has, for its own copy.
+    Fetch {
+        copy: Uuid,
+        into: Uuid,
+        session: Uuid,
+        term: u64,
+        destaged: Serial,
     },
     /// The owner has enough complete copies without this one.
     Drop {
@@ -355,7 +365,10 @@ fn put_stream(out: &mut Out, body: &Body) {
             put_ids(out, 18, &[*copy]);
             put_record(out, record);
         }
-        Body::Frozen { status } => put_status(out, 19, status),
+        Body::Frozen { status, about } => {
+            put_status(out, 19, status);
+            about.put(out);
+        }
         Body::Deposed { record } => {
             put_ids(out, 20, &[]);
             put_record(out, record);
@@ -363,6 +376,17 @@ fn put_stream(out: &mut Out, body: &Body) {
         Body::Drop { copy, record } => {
             put_ids(out, 21, &[*copy]);
             put_record(out, record);
+        }
+        Body::Fetch {
+            copy,
+            into,
+            session,
+            term,
+            destaged,
+        } => {
+            put_ids(out, 22, &[*copy, *into, *session]);
+            out.u64(*term);
+            out.u64(destaged.0);
         }
         other => unreachable!("{other:?} is written by its own function"),
     }
@@ -440,6 +464,7 @@ fn take_stream(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
         },
         19 => Body::Frozen {
             status: take_status(from)?,
+            about: About::take(from)?,
         },
         20 => Body::Deposed {
             record: take_record(from)?,
@@ -447,6 +472,13 @@ fn take_stream(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
         21 => Body::Drop {
             copy: from.uuid()?,
             record: take_record(from)?,
+        },
+        22 => Body::Fetch {
+            copy: from.uuid()?,
+            into: from.uuid()?,
+            session: from.uuid()?,
+            term: from.u64()?,
+            destaged: Serial(from.u64()?),
         },
         _ => return Err(Malformed),
     })
@@ -637,7 +669,17 @@ mod tests {
                 copy,
                 record: record.clone(),
             },
-            Body::Frozen { status },
+            Body::Frozen {
+                status,
+                about: About::default(),
+            },
+            Body::Fetch {
+                copy,
+                into: Uuid([7; 16]),
+                session,
+                term: 9,
+                destaged: serial,
+            },
             Body::Deposed {
                 record: record.clone(),
             },

@@ -287,6 +287,11 @@ impl Set {
         self.cut
     }
 
+    /// The origin has all up to here.
+    pub fn destaged(&self) -> Serial {
+        self.destaged
+    }
+
     pub fn history(&self) -> &History {
         &self.history
     }

@@ -262,7 +262,7 @@ impl Taker {
             Body::Probed { status } if self.state == State::Probing => {
                 self.probed(cx, from, &status);
             }
-            Body::Frozen { status } => self.frozen(cx, from, &status),
+            Body::Frozen { status, .. } => self.frozen(cx, from, &status),
             // Of a copy, also of the own one that another host has frozen.
             Body::Deposed { record } if record.number > self.record.number => {
                 self.record = *record;

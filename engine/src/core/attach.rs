@@ -38,15 +38,16 @@ use alloc::vec::Vec;
 pub(super) const BYTES_MAX: u64 = MAX_SECTOR * SECTOR_BYTES;
 
 impl Core {
+    /// Of a volume or a replica that the log knows.
+    pub fn known_as(&self, name: &str) -> Option<VolumeId> {
+        let mut known = self.volumes.iter().flatten();
+        known.find(|it| it.name() == name).map(Volume::id)
+    }
+
     /// The id a volume of this name has, or will have.
     pub fn place(&mut self, name: &str) -> VolumeId {
-        let known = self
-            .volumes
-            .iter()
-            .flatten()
-            .find(|volume| volume.name() == name);
-        if let Some(volume) = known {
-            return volume.id();
+        if let Some(known) = self.known_as(name) {
+            return known;
         }
         let free = self.volumes.iter().position(|volume| volume.is_none());
         VolumeId(free.unwrap_or(self.volumes.len()) as u32)
@@ -261,7 +262,11 @@ impl Core {
         let ledger = settled.ledger.as_ref();
         let fits = check_dirty(self.superblock.cache, &volume, spec, settled)
             .map_err(|why| OpenError::Refused(format!("volume {}: {why}", volume.name())))
-            .and_then(|()| check_owner(self.superblock.cache, volume.name(), ledger))
+            .and_then(|()| match volume.is_taken_over() {
+                // Records of the cluster say that all of it is here.
+                true => Ok(()),
+                false => check_owner(self.superblock.cache, volume.name(), ledger),
+            })
             .and_then(|()| check_image(&volume, spec, settled))
             .and_then(|()| check_stage(&volume, settled));
         if let Err(error) = fits {
@@ -397,6 +402,8 @@ impl Core {
     pub(super) fn open_for_requests(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
         volume.open();
+        // The ledger says by now whose its data is.
+        volume.owns_serials();
         let serves = volume.serves();
         volume.wait_from(cx.now);
         if serves {

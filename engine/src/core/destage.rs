@@ -61,6 +61,11 @@ impl Core {
             cx.out.reply(request, Err(crate::event::Refusal::Policy));
             return;
         }
+        if volume.is_replica() {
+            // Its owner brings it home.
+            cx.out.reply(request, Err(crate::event::Refusal::Gone));
+            return;
+        }
         if volume.rests() && self.group_owes(id) {
             cx.out.reply(request, Err(crate::event::Refusal::Busy));
             return;

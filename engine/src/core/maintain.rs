@@ -126,6 +126,8 @@ impl Core {
         self.detach_progress(cx, id);
         self.give_turn_back(id);
         self.enqueue_if_waiting(id);
+        // Its epochs, or what the origin has of them, may be others.
+        self.replicas.mark(id);
     }
 
     /// Takes what is on its way to the image as far as it goes without waiting.

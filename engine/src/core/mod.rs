@@ -458,28 +458,6 @@ impl Core {
             Command::Empty { volume } => self.empty_for_exchange(cx, volume, request),
             Command::EndExchange { volume } => self.end_exchange(cx, volume, request),
             Command::Rebase { volume, order } => self.rebase(cx, volume, request, order),
-            Command::KeepReplica { volume, spec } => {
-                self.keep_replica(cx, volume, request, &spec);
-            }
-            Command::Freeze { volume, term } => self.freeze(cx, volume, request, term),
-            Command::TakeOver { volume, name } => {
-                self.take_over_replica(cx, volume, request, name);
-            }
-            Command::NameLineage { volume, lineage } => {
-                self.name_lineage(cx, volume, request, lineage);
-            }
-            Command::StartPeer { volume, peer, have } => {
-                self.start_peer(cx, volume, request, (peer, have));
-            }
-            Command::CountPeer { volume, peer } => self.count_peer(cx, volume, request, peer),
-            Command::StopPeer {
-                volume,
-                peer,
-                counts,
-            } => {
-                self.stop_peer(cx, volume, peer, counts);
-                cx.out.reply(request, Ok(()));
-            }
             Command::Resize { volume, size_bytes } => {
                 self.resize(cx, volume, request, size_bytes);
             }
@@ -500,6 +478,39 @@ impl Core {
             } => {
                 self.detach(cx, volume, request, discard_dirty);
             }
+            of_copies => self.copy_command(cx, request, of_copies),
+        }
+    }
+
+    /// Orders that are about copies on other hosts, or of them.
+    fn copy_command(&mut self, cx: &mut Cx<'_>, request: RequestId, command: Command) {
+        match command {
+            Command::KeepReplica { volume, spec } => {
+                self.keep_replica(cx, volume, request, &spec);
+            }
+            Command::Freeze { volume, term } => self.freeze(cx, volume, request, term),
+            Command::TakeOver { volume, name } => {
+                self.take_over_replica(cx, volume, request, name);
+            }
+            Command::Retire { volume, name, term } => {
+                self.retire(cx, volume, request, (name, term));
+            }
+            Command::NameLineage { volume, lineage } => {
+                self.name_lineage(cx, volume, request, lineage);
+            }
+            Command::StartPeer { volume, peer, have } => {
+                self.start_peer(cx, volume, request, (peer, have));
+            }
+            Command::CountPeer { volume, peer } => self.count_peer(cx, volume, request, peer),
+            Command::StopPeer {
+                volume,
+                peer,
+                counts,
+            } => {
+                self.stop_peer(cx, volume, peer, counts);
+                cx.out.reply(request, Ok(()));
+            }
+            other => unreachable!("{other:?} is carried out before"),
         }
     }
 
@@ -554,6 +565,7 @@ fn volume_of(command: &Command) -> Option<VolumeId> {
         | Command::EndExchange { volume }
         | Command::Freeze { volume, .. }
         | Command::TakeOver { volume, .. }
+        | Command::Retire { volume, .. }
         | Command::NameLineage { volume, .. }
         | Command::StartPeer { volume, .. }
         | Command::CountPeer { volume, .. }

@@ -17,7 +17,7 @@ use crate::format::record::EntryKind;
 use crate::log::{Item, StreamKind, Waiter};
 use crate::outbox::Cx;
 use crate::types::{
-    BLOCK_SECTORS, RequestId, SECTOR_BYTES, Serial, Span, StreamSeq, Tag, VolumeId,
+    BLOCK_SECTORS, Policy, RequestId, SECTOR_BYTES, Serial, Span, StreamSeq, Tag, VolumeId,
 };
 use crate::volume::Volume;
 use alloc::string::String;
@@ -67,6 +67,8 @@ impl Core {
             cx.out.reply(request, Err(refusal));
             return;
         }
+        // A frozen one may be on its way to others.
+        self.stop_peers(cx, id);
         if !self.volume(id).has_begun_batch() {
             self.drop_old(id, spec.destaged);
         }
@@ -152,15 +154,63 @@ impl Core {
     ) {
         let taken = self.volumes.iter().flatten().any(|it| it.name() == name);
         let volume = self.volume(id);
-        let frozen = volume.standing().role == crate::format::checkpoint::Role::Frozen;
-        if taken || !frozen || volume.is_settling() || name.len() > NAME_BYTES_MAX {
+        let ready = volume.is_frozen() && !volume.is_settling() && volume.can_fork();
+        if taken || !ready || name.len() > NAME_BYTES_MAX {
             cx.out.reply(request, Err(Refusal::Busy));
             return;
         }
         mark(Mark::TookOver);
-        volume.own_replica(name);
+        self.stop_peers(cx, id);
+        self.volume(id).own_replica(name);
         self.count_writers();
         self.checkpoint.wait(OfCheckpoint::Replica(request));
+    }
+
+    /// Another host serves the volume from here on; what is here of it is as a copy of that.
+    pub(super) fn retire(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        (name, term): (String, u64),
+    ) {
+        let taken = self.volumes.iter().flatten().any(|it| it.name() == name);
+        let volume = self.volume(id);
+        let refusal = if volume.is_replica() || volume.is_detaching() {
+            Some(Refusal::Gone)
+        } else if taken || !volume.may_retire() {
+            Some(Refusal::Busy)
+        } else if volume.policy != Policy::WriteBack || volume.is_read_only() {
+            Some(Refusal::Policy)
+        } else if name.len() > NAME_BYTES_MAX {
+            Some(Refusal::OutOfRange)
+        } else {
+            (volume.standing().term > term).then_some(Refusal::Gone)
+        };
+        if let Some(refusal) = refusal {
+            cx.out.reply(request, Err(refusal));
+            return;
+        }
+        self.stop_peers(cx, id);
+        self.leave_group(cx, id);
+        let volume = self.volume(id);
+        let waiting = volume.take_waiting().into_iter().map(|it| it.request);
+        let orders = volume.take_destage_orders().chain(volume.take_arrivals());
+        let others = volume.resize_order().into_iter();
+        for gone in waiting
+            .chain(orders)
+            .chain(others.chain(volume.rebase_order()))
+        {
+            cx.out.reply(gone, Err(Refusal::Gone));
+        }
+        self.checkpoint.forget(OfCheckpoint::Resize(id));
+        let volume = self.volumes[id.0 as usize].take().expect("just seen");
+        self.forget_layer(volume.layer());
+        self.turns.forget(id);
+        self.shares.forget(id);
+        self.volumes[id.0 as usize] = Some(volume.retired(name, term));
+        self.count_writers();
+        self.settle_replica(cx, id, request);
     }
 
     /// A batch has come. It is looked at before anything of it counts.

@@ -5,7 +5,8 @@
 //! alone. What is sent names bytes of the stage, or of memory that is held until the batch is
 //! acknowledged; the stage is not changed any more in the event that sends them, because sending is
 //! its last step. What is queued keeps its places in the log alive; an evacuation drops the queues
-//! first, so that none of them names what has moved.
+//! first, so that none of them names what has moved. A frozen replica is sent likewise, up to its
+//! end; a peer that gets it never counts.
 //! Deliberately absent: links and hosts, and when a peer is given up; that is the host's.
 
 use super::Core;
@@ -31,16 +32,85 @@ use alloc::vec::Vec;
 pub struct Replicas {
     /// Those with peers.
     pub sending: Vec<VolumeId>,
+    /// Those of them that may have something to send, in turn; each once.
+    marked: VecDeque<VolumeId>,
+    /// By the number of the volume.
+    turns: Vec<Turn>,
+    /// Some wait for memory.
+    short: Vec<VolumeId>,
     /// Replicas with batches that wait, in turn.
     pub taking: VecDeque<VolumeId>,
 }
 
+/// Whether a volume is to be looked at for something to send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Turn {
+    /// It has no peers.
+    #[default]
+    Alone,
+    Idle,
+    Marked,
+}
+
 impl Replicas {
+    /// It has a peer.
     fn sends(&mut self, id: VolumeId) {
-        if !self.sending.contains(&id) {
+        let at = id.0 as usize;
+        if self.turns.len() <= at {
+            self.turns.resize(at + 1, Turn::Alone);
+        }
+        if self.turns[at] == Turn::Alone {
+            self.turns[at] = Turn::Idle;
             self.sending.push(id);
         }
-        assert!(self.sending.iter().filter(|it| **it == id).count() == 1);
+        assert!(self.sending.contains(&id));
+        self.mark(id);
+    }
+
+    /// It has no peers any more.
+    fn ends(&mut self, id: VolumeId) {
+        if let Some(turn) = self.turns.get_mut(id.0 as usize) {
+            *turn = Turn::Alone;
+        }
+        self.sending.retain(|it| *it != id);
+        self.marked.retain(|it| *it != id);
+        self.short.retain(|it| *it != id);
+    }
+
+    /// There may be something to send, if it has peers.
+    pub fn mark(&mut self, id: VolumeId) {
+        let turn = self.turns.get_mut(id.0 as usize);
+        if let Some(turn) = turn.filter(|it| **it == Turn::Idle) {
+            *turn = Turn::Marked;
+            self.marked.push_back(id);
+        }
+        assert!(
+            self.marked.len() <= self.sending.len(),
+            "each is once there"
+        );
+    }
+
+    fn next_marked(&mut self) -> Option<VolumeId> {
+        let id = self.marked.pop_front()?;
+        let turn = &mut self.turns[id.0 as usize];
+        assert!(*turn == Turn::Marked, "marks and order agree");
+        *turn = Turn::Idle;
+        Some(id)
+    }
+
+    /// It waits for memory.
+    fn is_short(&mut self, id: VolumeId) {
+        if !self.short.contains(&id) {
+            self.short.push(id);
+        }
+        assert!(self.short.len() <= self.sending.len());
+    }
+
+    /// There is memory again.
+    fn try_short(&mut self) {
+        while let Some(id) = self.short.pop() {
+            self.mark(id);
+        }
     }
 }
 
@@ -118,14 +188,18 @@ impl Core {
             .replication
             .find(peer)
             .is_some_and(|it| !it.is_stopped());
-        let refusal = if volume.is_gone() || volume.is_replica() {
+        let frozen = volume.is_frozen() && !volume.is_detaching();
+        let refusal = if !frozen && (volume.is_gone() || volume.is_replica()) {
             Some(Refusal::Gone)
+        } else if frozen && volume.has_damaged_log() {
+            // What is missing of it is not known.
+            Some(Refusal::Damaged)
         } else if !replicates || !alone {
             Some(Refusal::Policy)
-        } else if started {
+        } else if started || volume.is_settling() {
             Some(Refusal::Busy)
         } else {
-            (have > volume.acked()).then_some(Refusal::OutOfRange)
+            (have > volume.history_end()).then_some(Refusal::OutOfRange)
         };
         if refusal.is_none() {
             volume.start_peer(peer, have);
@@ -143,6 +217,7 @@ impl Core {
     ) {
         let volume = self.volume(id);
         let logs = volume.policy == Policy::WriteBack && volume.is_with_log();
+        let logs = logs && !volume.is_replica();
         if !logs || !volume.count_peer(peer, request) {
             cx.out.reply(request, Err(Refusal::Gone));
         }
@@ -150,9 +225,10 @@ impl Core {
     }
 
     pub(super) fn stop_peer(&mut self, cx: &mut Cx<'_>, id: VolumeId, peer: PeerId, counts: bool) {
+        let counts = counts && !self.volume(id).is_replica();
         let Some(stopped) = self.volume(id).stop_peer(peer, counts) else {
             let volume = self.volume(id);
-            if counts && !volume.is_gone() && !volume.is_replica() {
+            if counts && !volume.is_gone() {
                 volume.need_peer(peer);
                 self.replicas.sends(id);
             }
@@ -178,7 +254,7 @@ impl Core {
         for peer in self.volume(id).replication.ids() {
             self.stop_peer(cx, id, peer, false);
         }
-        self.replicas.sending.retain(|it| *it != id);
+        self.replicas.ends(id);
     }
 
     pub(super) fn replicated(&mut self, cx: &mut Cx<'_>, id: VolumeId, peer: PeerId, number: u64) {
@@ -219,6 +295,8 @@ impl Core {
         } else {
             mark(Mark::WaitedForPeer);
             volume.wait_for_peers(upto, request);
+            // What is queued does not wait for more.
+            self.replicas.mark(id);
         }
     }
 
@@ -230,6 +308,7 @@ impl Core {
         epoch: EpochNumber,
         begun: bool,
     ) {
+        self.replicas.mark(id);
         let kept_max = self.log.gauge().capacity / QUEUE_PART * BLOCK_BYTES;
         let full_sectors = self.scratch.piece_bytes() / SECTOR_BYTES / 2;
         let volume = self.volumes[id.0 as usize]
@@ -290,11 +369,14 @@ impl Core {
         for delta in dropped {
             self.extents.free_later(delta.map);
         }
+        self.replicas.mark(id);
     }
 
     /// What is queued for peers is not any more: they get it from the epochs.
     pub(super) fn drop_queues(&mut self) {
-        for id in self.replicas.sending.clone() {
+        for at in 0..self.replicas.sending.len() {
+            let id = self.replicas.sending[at];
+            self.replicas.mark(id);
             let mut dropped = Vec::new();
             for peer in self.volume(id).replication.peers() {
                 dropped.extend(peer.drop_queue());
@@ -305,12 +387,22 @@ impl Core {
         }
     }
 
-    /// Sends what peers have not. The last step of an event.
+    /// Sends what peers have not. The last step of an event. Only volumes are looked at that were
+    /// marked: by a new write, by a peer that has more, is started or counted, by whatever touches
+    /// the volume, and by memory that one has waited for.
     pub(super) fn pump_peers(&mut self, cx: &mut Cx<'_>) {
-        for at in 0..self.replicas.sending.len() {
-            let id = self.replicas.sending[at];
-            for peer in self.volume(id).replication.ids() {
+        if self.scratch.has_spare_piece() {
+            self.replicas.try_short();
+        }
+        // What is marked meanwhile has been looked at.
+        for _ in 0..self.replicas.marked.len() {
+            let Some(id) = self.replicas.next_marked() else {
+                return;
+            };
+            let mut at = 0;
+            while let Some(peer) = self.volume(id).replication.id_at(at) {
                 while self.send_next(cx, id, peer) {}
+                at += 1;
             }
         }
     }
@@ -337,7 +429,10 @@ impl Core {
             false if self.peer(id, peer).holds_piece() => return false,
             false => match self.scratch.take_spare_piece() {
                 Some(piece) => Some(piece),
-                None => return false,
+                None => {
+                    self.replicas.is_short(id);
+                    return false;
+                }
             },
         };
         let batch = self.make_batch(cx, id, peer, (cursor, &gathered), piece);
@@ -386,7 +481,7 @@ impl Core {
             if volume.is_in_part() {
                 return None;
             }
-            let upto = volume.acked();
+            let upto = volume.history_end();
             if volume.epochs.back().is_some_and(|epoch| !epoch.sealed) {
                 self.seal(id);
             }
@@ -531,6 +626,7 @@ impl Core {
     /// The bytes of a batch are there, or cannot be read. What this host has lost of a volume it
     /// cannot give to a peer, which stays where it is.
     fn batch_is_read(&mut self, cx: &mut Cx<'_>, id: VolumeId, peer: PeerId, good: bool) {
+        self.replicas.mark(id);
         let reading = self.peer(id, peer).take_reading().expect("it was read");
         match reading.batch {
             Some(mut batch) if good => {
@@ -595,5 +691,35 @@ impl Core {
         };
         self.send(cx, id, peer, batch, None);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_volumes_with_peers_are_marked_and_each_comes_once_in_turn() {
+        let mut replicas = Replicas::default();
+        let [a, b, alone] = [3, 1, 2].map(VolumeId);
+        replicas.mark(alone);
+        assert_eq!(replicas.next_marked(), None);
+        replicas.sends(a);
+        replicas.sends(b);
+        replicas.mark(a);
+        replicas.mark(alone);
+        assert_eq!(replicas.next_marked(), Some(a));
+        replicas.mark(a);
+        let rest: Vec<VolumeId> = core::iter::from_fn(|| replicas.next_marked()).collect();
+        assert_eq!(rest, [b, a]);
+        replicas.is_short(b);
+        assert_eq!(replicas.next_marked(), None, "it waits");
+        replicas.try_short();
+        assert_eq!(replicas.next_marked(), Some(b));
+        replicas.mark(b);
+        replicas.is_short(b);
+        replicas.ends(b);
+        replicas.try_short();
+        assert_eq!((replicas.next_marked(), replicas.sending.len()), (None, 1));
     }
 }

@@ -7,7 +7,9 @@ use crate::event::Refusal;
 use crate::flow::Reason;
 use crate::layout::{self, Part};
 use crate::log::StreamKind;
-use crate::snapshot::{FlowSnapshot, OverlaySnapshot, Snapshot, State, VolumeSnapshot};
+use crate::snapshot::{
+    CopySnapshot, FlowSnapshot, OverlaySnapshot, Snapshot, State, VolumeSnapshot,
+};
 use crate::types::{BLOCK_BYTES, Policy, Serial, Span, Time, VolumeId};
 use crate::volume::{Bypass, Epoch, Volume};
 use alloc::vec::Vec;
@@ -40,6 +42,25 @@ impl Core {
             layout::assume_data(&mut parts);
         }
         Ok(parts)
+    }
+
+    /// What is here of one volume; looks at no other.
+    pub fn copy(&self, id: VolumeId) -> Option<CopySnapshot> {
+        let volume = self.volumes.get(id.0 as usize)?.as_ref()?;
+        let unread = volume.state() == State::Damaged || !damaged(volume).is_empty();
+        Some(CopySnapshot {
+            uuid: volume.uuid(),
+            size_bytes: volume.size_bytes(),
+            policy: volume.policy,
+            attached: volume.is_attached(),
+            acked: volume.acked(),
+            durable: self.durable_serial(volume),
+            destaged: destaged_serial(volume),
+            dirty: volume.is_dirty(),
+            damaged: volume.has_damaged_log() || unread,
+            replica: volume.replica_snapshot(),
+            peers: volume.replication.shown(),
+        })
     }
 
     pub fn snapshot(&self, now: Time) -> Snapshot {
@@ -165,11 +186,7 @@ impl Core {
             dirty_before_start: oldest.is_some_and(Epoch::is_recovered),
             acked_serial: volume.acked(),
             durable_serial: self.durable_serial(volume),
-            destaged_serial: if volume.policy == Policy::WriteBack {
-                volume.destaged()
-            } else {
-                Serial(0)
-            },
+            destaged_serial: destaged_serial(volume),
             generation: volume.generation(),
             waiting_requests: volume.waiting().len() as u64,
             flow: FlowSnapshot {
@@ -190,6 +207,14 @@ impl Core {
             table_blocks: (volume.map()).map(|map| self.lines.blocks_of(self.maps.tables(map))),
             written: volume.written(),
         }
+    }
+}
+
+/// The origin has everything up to here. Only a volume with a log counts it.
+fn destaged_serial(volume: &Volume) -> Serial {
+    match volume.policy {
+        Policy::WriteBack => volume.destaged(),
+        Policy::Uncached | Policy::WriteThrough | Policy::Ephemeral => Serial(0),
     }
 }
 

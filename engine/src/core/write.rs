@@ -658,6 +658,8 @@ impl Core {
         seq: StreamSeq,
     ) {
         let upto = self.volume(id).acked();
+        // Peers do not wait for more either.
+        self.replicas.mark(id);
         let waiter = Waiter::Guest {
             volume: id,
             request,

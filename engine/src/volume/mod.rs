@@ -253,7 +253,6 @@ impl Volume {
         self.journal_possible = spec.journal_possible;
         self.storage = spec.storage;
         self.tuning = spec.tuning;
-        self.owns_serials();
         self.has_come();
     }
 

@@ -2,8 +2,14 @@
 //!
 //! ```text
 //! Own ◀──────────── TakeOver ────────────┐
+//!  └───────────────── Retire ──────────▶ │
 //!        none ─KeepReplica─▶ Replica ─Freeze─▶ Frozen
+//!                               ▲                │
+//!                               └─ KeepReplica ──┘
 //! ```
+//!
+//! A frozen replica goes on for an owner whose record is not older than the one that froze it. One
+//! that was retired is as any other one: it ends with the newest write of its host.
 //!
 //! The owner sends deltas in order: what all writes between two serials leave behind. Most come in
 //! one batch. One of several is an epoch of its own while it is not whole, so that nothing of what
@@ -19,10 +25,10 @@
 use super::Volume;
 use crate::adversary::{Bug, has};
 use crate::event::{Batch, Refusal, ReplicaSpec};
-use crate::format::checkpoint::{Role, Standing};
+use crate::format::checkpoint::{Role, Standing, VolumeRecord};
 use crate::map::{EXTENT_SECTORS_MAX, ExtentMap};
 use crate::snapshot::ReplicaSnapshot;
-use crate::types::{RequestId, Serial, Uuid};
+use crate::types::{Policy, RequestId, Serial, Uuid};
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -95,8 +101,8 @@ impl Volume {
         self.replica.standing.role == Role::Taken
     }
 
-    /// It is served here: its ledger is its own.
-    pub(super) fn owns_serials(&mut self) {
+    /// It is served here, and its ledger is its own.
+    pub fn owns_serials(&mut self) {
         assert!(!self.is_replica(), "a replica is not attached");
         self.replica.standing.role = Role::Own;
     }
@@ -106,6 +112,19 @@ impl Volume {
         matches!(self.replica.standing.role, Role::Replica | Role::Frozen)
     }
 
+    /// It takes nothing from its owner any more.
+    pub fn is_frozen(&self) -> bool {
+        self.replica.standing.role == Role::Frozen
+    }
+
+    /// There is nothing behind it that could be sent to others.
+    pub fn history_end(&self) -> Serial {
+        match self.is_replica() {
+            true => self.replica.end,
+            false => self.acked(),
+        }
+    }
+
     /// All up to here is in the log.
     pub fn replica_end(&self) -> Serial {
         self.replica.end
@@ -113,7 +132,7 @@ impl Volume {
 
     pub fn replica_snapshot(&self) -> Option<ReplicaSnapshot> {
         self.is_replica().then(|| ReplicaSnapshot {
-            frozen: self.replica.standing.role == Role::Frozen,
+            frozen: self.is_frozen(),
             term: self.replica.standing.term,
             end: self.replica.end,
             seen: self.acked(),
@@ -151,11 +170,13 @@ impl Volume {
         };
     }
 
-    /// The owner has come back to it. False if the replica obeys a newer record.
+    /// An owner comes to it: the one that it had, or the next one. False if the replica obeys a
+    /// newer record.
     pub fn reopen_replica(&mut self, spec: &ReplicaSpec) -> bool {
-        let standing = &mut self.replica.standing;
-        let obeys = standing.role == Role::Replica && standing.term <= spec.term;
+        let obeys = self.is_replica() && self.replica.standing.term <= spec.term;
         if obeys && self.replica.settling.is_none() && !self.log_damaged {
+            let standing = &mut self.replica.standing;
+            standing.role = Role::Replica;
             (standing.lineage, standing.term) = (spec.lineage, spec.term);
             self.replica.broken = false;
             return true;
@@ -174,6 +195,72 @@ impl Volume {
         false
     }
 
+    /// A host may make a replica of it: nothing of it is under way.
+    pub fn may_retire(&self) -> bool {
+        let requests = self.has_requests() || self.has_reads() || self.is_in_part();
+        let writes = self.is_destaging() || self.is_ledger_busy();
+        !self.is_attached() && !self.goes() && !requests && !writes && !self.is_switching()
+    }
+
+    /// Another host serves it from here on. It is as a recovery would find it, frozen.
+    pub fn retired(mut self, name: String, term: u64) -> Volume {
+        assert!(
+            self.may_retire() && !self.is_replica(),
+            "only the log knows it"
+        );
+        assert!(self.group().is_none() && self.policy == Policy::WriteBack);
+        let newest = self.epochs.back().map(|epoch| epoch.last_serial);
+        let newest = newest.unwrap_or_default().max(self.destaged());
+        let mut volume = Volume::known(VolumeRecord {
+            name,
+            standing: Standing {
+                role: Role::Frozen,
+                term,
+                ..self.standing()
+            },
+            // Its end tells what it has.
+            stage_lost: false,
+            ..self.record(false)
+        });
+        volume.epoch_number = self.epoch_number;
+        volume.epochs = core::mem::take(&mut self.epochs);
+        for epoch in &mut volume.epochs {
+            epoch.cut = 0;
+        }
+        // Some of what was read for peers may still be on its way.
+        volume.replication = core::mem::take(&mut self.replication);
+        (volume.condition, volume.unread) = (self.condition, self.unread);
+        volume.recover_if_stalled();
+        (volume.replica.end, volume.replica.staged) = (newest, newest);
+        volume.replica.recovered = newest;
+        assert!(volume.replica.end <= volume.acked(), "it was given");
+        volume
+    }
+
+    /// Which serials are void once it is owned here, and the first that is given then. None if one
+    /// range cannot tell: some are void in front of what counts, and some behind it.
+    fn fork(&self) -> Option<((Serial, Serial), Serial)> {
+        let (seen, end) = (self.acked(), self.replica.end);
+        let first = Serial((seen.0 / FORK_SERIALS + 2) * FORK_SERIALS);
+        let (above, below) = self.replica.standing.void;
+        let needed = above < below && below.0 > self.destaged().0 + 1;
+        let void = match needed {
+            _ if has(Bug::CountVoidSerials) => (Serial(0), Serial(0)),
+            // Nothing was ever there behind its end.
+            true if seen == end => (above, below),
+            true if end >= below => return None,
+            true => (above.min(end), first),
+            false => (end, first),
+        };
+        Some((void, first))
+    }
+
+    /// It may be taken over, as far as its serials go. Not one that was taken over here before,
+    /// lost parts of deltas both times, and has brought nothing home since.
+    pub fn can_fork(&self) -> bool {
+        self.fork().is_some()
+    }
+
     /// The serials of this host begin above all that the owner before may have given. What of those
     /// is beyond the end of the replica never counts.
     pub fn own_replica(&mut self, name: String) {
@@ -183,18 +270,15 @@ impl Volume {
             "what is taken over is frozen, and whole"
         );
         assert!(self.replica.end <= seen && self.replica.inbox.is_empty());
-        let first = (seen.0 / FORK_SERIALS + 2) * FORK_SERIALS;
-        self.skip_to(Serial(first - 1));
+        let (void, first) = self.fork().expect("checked by the caller");
+        self.skip_to(Serial(first.0 - 1));
         self.name = name;
         self.replica.recovered = self.replica.end;
         self.replica.standing = Standing {
             role: Role::Taken,
             term: self.replica.standing.term,
             lineage: Uuid::NIL,
-            void: match has(Bug::CountVoidSerials) {
-                true => (Serial(0), Serial(0)),
-                false => (self.replica.end, Serial(first)),
-            },
+            void,
         };
     }
 
@@ -209,7 +293,7 @@ impl Volume {
     /// Whether a batch may come next, as far as it says so itself; the bytes of another host are
     /// believed in nothing.
     pub fn check_batch(&self, batch: &Batch) -> Result<(), Refusal> {
-        let settles = self.replica.settling.is_some();
+        let settles = self.replica.settling.is_some() || self.is_detaching();
         if self.replica.standing.role != Role::Replica || settles || self.replica.broken {
             return Err(Refusal::Gone);
         }
@@ -458,6 +542,40 @@ mod tests {
         take(&mut volume, batch(20, 8, 1, true));
         assert_eq!((volume.replica.end, volume.epochs.len()), (Serial(20), 2));
         assert!(!volume.follows(&batch(20, 8, 1, true)), "it is there");
+    }
+
+    #[test]
+    fn serials_that_were_void_stay_so_when_it_is_taken_over_once_more() {
+        let mut volume = volume();
+        volume.begin_replica(&spec());
+        take(&mut volume, batch(12, 0, 0, true));
+        take(&mut volume, batch(20, 0, 0, false));
+        volume.freeze(4);
+        volume.drop_partial();
+        volume.own_replica(String::from("disk"));
+        let (first, fork) = (Serial(2 << 32), |it: u64| Serial(it << 32));
+        volume.owns_serials();
+        // Nothing was written: the two ranges are one.
+        let mut volume = volume.retired(String::from("disk@2"), 5);
+        assert_eq!(volume.replica.end, Serial(12));
+        assert!(volume.can_fork());
+        volume.own_replica(String::from("disk"));
+        assert_eq!(volume.standing().void, (Serial(12), fork(3)));
+        volume.owns_serials();
+        // What was written lies behind them, and nothing behind that.
+        let given = volume.give_serial();
+        volume.open_epoch(Time(1), given).last_serial = given;
+        assert!(given > first);
+        let mut volume = volume.retired(String::from("disk@3"), 6);
+        volume.own_replica(String::from("disk"));
+        assert_eq!(volume.standing().void, (Serial(12), fork(3)));
+        assert!(!volume.standing().is_void(given));
+        // Some are void on both sides of it, until it is at the origin.
+        let mut volume = volume.retired(String::from("disk@4"), 7);
+        volume.skip_to(Serial(volume.acked().0 + 1));
+        assert!(!volume.can_fork());
+        volume.reach(given);
+        assert!(volume.can_fork());
     }
 
     #[test]

@@ -345,6 +345,10 @@ impl Replication {
         &mut self.peers
     }
 
+    pub fn id_at(&self, at: usize) -> Option<PeerId> {
+        self.peers.get(at).map(|peer| peer.id)
+    }
+
     pub fn ids(&self) -> Vec<PeerId> {
         self.peers.iter().map(|peer| peer.id).collect()
     }

@@ -6,8 +6,9 @@
 //! Deliberately absent: clocks, and how often something is told, which is [`super::events`].
 
 use super::events::{Kind, Notice, Severity};
-use super::{View, promise};
+use super::{View, copies, promise};
 use crate::config::units::{human_bytes, human_seconds};
+use crate::unit::Shown;
 use engine::snapshot::{CacheState, State, VolumeSnapshot};
 use engine::types::Policy;
 use std::collections::BTreeMap;
@@ -34,6 +35,8 @@ struct Seen {
     checksum_errors: u64,
     origin_errors: u64,
     rests_ended: u64,
+    /// Of a volume of the cluster.
+    unit: Shown,
     /// The look in which it was last there.
     look: u64,
 }
@@ -65,6 +68,10 @@ impl Changes {
             seen.look = self.looks;
             match self.volumes.get_mut(&volume.name) {
                 Some(before) => {
+                    if seen.unit.state == "taking" {
+                        // Its record says this host already; whose it was is told when it serves.
+                        seen.unit.owner.clone_from(&before.unit.owner);
+                    }
                     if *before != seen {
                         Difference {
                             view,
@@ -237,6 +244,12 @@ impl Seen {
             checksum_errors: volume.counters.checksum_errors,
             origin_errors: volume.counters.origin.errors,
             rests_ended: volume.counters.rests_ended,
+            unit: view
+                .look
+                .units
+                .get(&volume.name)
+                .cloned()
+                .unwrap_or_default(),
             look: 0,
         }
     }
@@ -272,6 +285,9 @@ impl Difference<'_> {
         self.flow(&mut say);
         self.guest(&mut say);
         self.errors(&mut say);
+        for change in copies::changes(&self.before.unit, &self.now.unit) {
+            say(change.severity, change.kind, change.words);
+        }
     }
 
     fn state(&self, say: &mut dyn FnMut(Severity, Kind, String)) {
@@ -333,7 +349,7 @@ impl Difference<'_> {
         }
         match self.volume.reason {
             Some(reason) => reason.into(),
-            None => promise::promise(self.volume),
+            None => promise::promise(self.volume, self.view.replication(self.volume)),
         }
     }
 

@@ -3,7 +3,8 @@
 //! Always true: a daemon without a cluster shows no peers and refuses the rest by name.
 //! Deliberately absent: making and joining a cluster, which are done before a daemon knows of it.
 
-use super::Admin;
+use super::copies::{held_by, kept_for};
+use super::{Admin, Look};
 use crate::cluster::check::Asked;
 use crate::cluster::{Links, Member, PeerView};
 use crate::error::{Error, Result};
@@ -70,7 +71,9 @@ impl Admin {
 
     /// The document of `GET /v1/peers`.
     pub fn peers(&self) -> Value {
-        let peers: Vec<Value> = self.peer_views().iter().map(peer).collect();
+        let look = self.look().ok();
+        let peers = self.peer_views();
+        let peers: Vec<Value> = peers.iter().map(|it| peer(it, look.as_ref())).collect();
         let Some(links) = self.links.get() else {
             return json!({ "cluster": null, "own": null, "peers": peers, "refused": null });
         };
@@ -130,14 +133,16 @@ impl Admin {
     }
 }
 
-/// One of `peers[]`.
-pub(super) fn peer(peer: &PeerView) -> Value {
+/// One of `peers[]`, with what a look knows of copies.
+pub(super) fn peer(peer: &PeerView, look: Option<&Look>) -> Value {
+    let name = &peer.member.name;
     let mut document = member(&peer.member);
     document["state"] = json!(peer.state);
     document["reason"] = json!(peer.trouble);
     document["since_seconds"] = json!(peer.since.as_secs());
     document["latency_us"] = json!(peer.latency.map(|time| time.as_micros() as u64));
-    document["copies"] = json!(0);
+    document["copies"] = json!(look.map_or(0, |look| held_by(name, &look.units)));
+    document["copies_kept"] = json!(look.map_or(0, |look| kept_for(name, &look.copies)));
     document["version"] = json!(peer.program);
     document["protocol"] = json!(peer.protocol);
     document["boot"] = json!(peer.boot.map(|boot| boot.to_string()));

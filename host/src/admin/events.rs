@@ -73,10 +73,12 @@ pub enum Kind {
     Files,
     /// A link to another host of the cluster.
     Peer,
+    /// Copies of a volume on other hosts, and a volume that was taken over.
+    Replication,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 19] = [
+    pub const ALL: [Kind; 20] = [
         Kind::Start,
         Kind::Stop,
         Kind::Recovery,
@@ -96,6 +98,7 @@ impl Kind {
         Kind::CacheDevice,
         Kind::Files,
         Kind::Peer,
+        Kind::Replication,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -119,6 +122,7 @@ impl Kind {
             Kind::CacheDevice => "cache_device",
             Kind::Files => "files",
             Kind::Peer => "peer",
+            Kind::Replication => "replication",
         }
     }
 }

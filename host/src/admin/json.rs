@@ -3,8 +3,8 @@
 //! Always true: all keys of the public interface are present in every state; what this version
 //! does not have is null, never a zero that looks measured. Made from plain data only.
 
-use super::View;
 use super::promise::promise;
+use super::{View, copies};
 use crate::cluster::PeerView;
 use crate::config::units::human_bytes;
 use crate::latency::{self, Distribution, Kind};
@@ -53,7 +53,8 @@ pub fn status(view: &View) -> Value {
         },
         "ram": ram(view),
         "volumes": volumes(view),
-        "peers": view.peers.iter().map(super::cluster::peer).collect::<Vec<Value>>(),
+        "peers": peers(view),
+        "copies": view.look.copies.iter().map(copies::copy).collect::<Vec<Value>>(),
         "uptime_seconds": view.uptime.as_secs(),
         "version": env!("CARGO_PKG_VERSION"),
         "drained": view.drained,
@@ -65,6 +66,12 @@ pub fn status(view: &View) -> Value {
         },
         "connections": view.look.clients.iter().map(|(_, clients)| clients).sum::<u64>(),
     })
+}
+
+fn peers(view: &View) -> Vec<Value> {
+    let peers = view.peers.iter();
+    let peers = peers.map(|peer| super::cluster::peer(peer, Some(&view.look)));
+    peers.collect()
 }
 
 /// The scrub under way or the last one; null if there was none.
@@ -117,16 +124,16 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         "write_cache": volume.write_cache,
         "destage": view.configured(&volume.name).map(|known| known.destage.name()),
         "effective_destage": is_destaged(volume).then(|| volume.effective_destage.name()),
-        "replicas": 0,
+        "replicas": replicas(view, volume),
         "group": volume.group,
         "group_reason": group_reason(volume),
         "share": {
             "min_bytes": volume.share.min_bytes,
             "weight": volume.share.weight,
         },
-        "state": volume.state.name(),
+        "state": view.state(volume),
         "flags": flags(view, volume),
-        "promise": promise(volume),
+        "promise": promise(volume, view.replication(volume)),
         "size_bytes": volume.size_bytes,
         "dirty_bytes": volume.dirty_bytes,
         "dirty_writes": volume.dirty_writes,
@@ -156,7 +163,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
     if let (Value::Object(document), Some(unit)) =
         (&mut document, view.look.units.get(&volume.name))
     {
-        document.extend(clustered(unit));
+        document.extend(clustered(replicas(view, volume), unit));
     }
     let counters = counters(view, volume);
     if let (Value::Object(document), Value::Object(counters)) = (&mut document, counters) {
@@ -165,8 +172,14 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
     document
 }
 
+/// Copies on other hosts that it is to have.
+fn replicas(view: &View, volume: &VolumeSnapshot) -> u8 {
+    let known = view.configured(&volume.name);
+    known.map_or(0, |known| known.replicas)
+}
+
 /// What is known of a clustered volume.
-fn clustered(unit: &Shown) -> Map<String, Value> {
+fn clustered(wanted: u8, unit: &Shown) -> Map<String, Value> {
     let epoch = (unit.epoch > 0).then_some(unit.epoch);
     let document = json!({
         "owner": unit.owner,
@@ -174,13 +187,7 @@ fn clustered(unit: &Shown) -> Map<String, Value> {
         "unit": unit.unit.map(|unit| unit.to_string()),
         "ownership": unit.state,
         "ownership_reason": unit.reason,
-        "replication": {
-            "wanted": 0,
-            "real": 0,
-            "members": [],
-            "learner": null,
-            "reason": null,
-        },
+        "replication": copies::document(wanted, unit.replication.as_ref()),
         "drain": {
             "holder": unit.owner,
             "epoch": epoch,
@@ -263,6 +270,9 @@ pub(super) fn damaged_ranges(volume: &VolumeSnapshot) -> String {
 fn effective_reason(view: &View, volume: &VolumeSnapshot) -> Option<String> {
     if let Some(reason) = volume.reason {
         return Some(format!("{reason}{}", damaged_ranges(volume)));
+    }
+    if let Some(reason) = view.degraded_reason(volume) {
+        return Some(reason);
     }
     let wanted = wanted_policy(view, volume);
     if let Some(next) = volume.switching_to {
@@ -468,6 +478,7 @@ pub fn troubles(view: &View) -> Vec<String> {
             State::Clean | State::Dirty => {}
             state => lines.push(format!("volume {name} is {}{reason}", state.name())),
         }
+        lines.extend(copies::trouble(view, volume));
         if volume.group_waits && volume.dirty_bytes > 0 {
             let group = &volume.group;
             lines.push(format!(

@@ -256,6 +256,16 @@ const VIEW_METRICS: &[ViewMetric] = &[
         "Age at which dirty data is to go to the origin; absent = never.",
         |view, volume| Some(view.configured(&volume.name)?.destage_after_ms? / 1000),
     ),
+    (
+        "replicas_wanted",
+        "Copies on other hosts that it is to have; absent where it has and needs none.",
+        |view, volume| Some(view.replication(volume)?.wanted.into()),
+    ),
+    (
+        "replicas_real",
+        "Complete copies on other hosts; absent where it has and needs none.",
+        |view, volume| Some(view.replication(volume)?.real.into()),
+    ),
 ];
 
 pub fn text(view: &View) -> String {

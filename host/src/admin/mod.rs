@@ -10,6 +10,7 @@ mod changes;
 pub mod client;
 mod clone;
 mod cluster;
+pub mod copies;
 pub mod drain;
 pub mod events;
 pub mod held;
@@ -40,6 +41,7 @@ use crate::latency::Latency;
 use crate::origin::clone::CloneOf;
 use crate::origin::mapped::ImageShown;
 use crate::unit::Shown;
+use crate::unit::copies::CopyShown;
 use engine::chart::Spot;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
 use engine::types::{Policy, VolumeId};
@@ -129,6 +131,8 @@ pub struct Look {
     pub noticed: Noticed,
     /// Volumes of which the hosts of a cluster decide who serves them.
     pub units: BTreeMap<String, Shown>,
+    /// What this host keeps for others of the cluster.
+    pub copies: Vec<CopyShown>,
     pub recovery: Recovery,
     /// Counters of the host side: name, meaning, value.
     pub counters: Vec<(&'static str, &'static str, u64)>,
@@ -175,10 +179,12 @@ impl View {
     }
 
     /// Volumes worth showing: those that are attached, those that are configured, and those that
-    /// nobody names any more but that still own data. The log may know others: history.
+    /// nobody names any more but that still own data. The log may know others: history, and copies
+    /// of volumes of other hosts.
     pub fn shown(&self) -> impl Iterator<Item = &VolumeSnapshot> {
         let volumes = self.look.engine.volumes.iter();
-        volumes.filter(|volume| {
+        let own = volumes.filter(|volume| volume.replica.is_none());
+        own.filter(|volume| {
             let named = self.configured(&volume.name).is_some();
             named || !volume.orphan || volume.dirty_bytes > 0
         })
@@ -379,7 +385,10 @@ impl Admin {
         let Some(at) = known.volumes.iter().position(|volume| volume.name == name) else {
             return Err(Error::no_volume(name));
         };
-        refuse_held(&self.look()?, name)?;
+        let away = is_away(&self.look()?, name);
+        if !away || values.iter().any(|(key, _)| key == "policy") {
+            refuse_held(&self.look()?, name)?;
+        }
         let mut volume = known.volumes[at].clone();
         parse::apply(&mut volume, values).map_err(|error| of_volume(name, error.into()))?;
         check::check_reset(&volume).map_err(|wrong| {
@@ -394,10 +403,12 @@ impl Admin {
                 .about(name));
             }
         }
-        check::check_group(&volume).map_err(|wrong| {
+        let refused = |wrong: config::Wrong| {
             let message = format!("volume {name}: {}; {}", wrong.what, wrong.right);
             Error::refused(message).about(name)
-        })?;
+        };
+        check::check_group(&volume).map_err(refused)?;
+        check::check_replicas(&known.config, &volume).map_err(refused)?;
         let ordered = values.iter().any(|(key, _)| key == "policy");
         if ordered {
             self.refuse_drained(name)?;
@@ -407,7 +418,10 @@ impl Admin {
         if crosses {
             return Err(no_way(name, old, new));
         }
-        self.machine.tune(volume.settings())?;
+        match away {
+            true => self.machine.change_away(volume.settings())?,
+            false => self.machine.tune(volume.settings())?,
+        }
         let started = match ordered {
             true => Some(self.machine.switch(name, new)?),
             false => None,
@@ -612,6 +626,11 @@ fn no_way(name: &str, old: Policy, new: Policy) -> Error {
          holds is not owed to its origin: remove the volume and add it"
     ))
     .about(name)
+}
+
+/// Another host serves it, or none: what is set counts when it is served here next.
+fn is_away(look: &Look, name: &str) -> bool {
+    look.held(name).is_some_and(|held| held.why == Why::Away)
 }
 
 fn refuse_held(look: &Look, name: &str) -> Result<()> {

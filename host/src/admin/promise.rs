@@ -5,16 +5,18 @@
 //! names both: the host comes back, or it and its SSD are gone for good.
 
 use crate::config::units::{human_bytes, human_seconds};
+use crate::unit::copies::Replication;
 use engine::snapshot::{State, VolumeSnapshot};
 use engine::types::{DestageMode, Policy};
 
-pub fn promise(volume: &VolumeSnapshot) -> String {
+/// `replication`: of a volume that has copies on other hosts, or shall have some.
+pub fn promise(volume: &VolumeSnapshot, replication: Option<&Replication>) -> String {
     match volume.policy {
         Policy::Ephemeral => "if this host dies now, everything written since the last reset is \
                               lost, by intent; the origin is untouched"
             .into(),
         Policy::Uncached | Policy::WriteThrough => at_the_origin(volume),
-        Policy::WriteBack => write_back(volume),
+        Policy::WriteBack => write_back(volume, replication),
     }
 }
 
@@ -29,7 +31,7 @@ fn at_the_origin(volume: &VolumeSnapshot) -> String {
     .into()
 }
 
-fn write_back(volume: &VolumeSnapshot) -> String {
+fn write_back(volume: &VolumeSnapshot, replication: Option<&Replication>) -> String {
     match volume.state {
         State::Held => return held(volume),
         State::Away => return "nothing: it is not served here".into(),
@@ -46,6 +48,9 @@ fn write_back(volume: &VolumeSnapshot) -> String {
                 .into();
         }
         State::Clean | State::Dirty | State::Stalled => {}
+    }
+    if let Some(words) = replication.and_then(|it| copied(volume, it)) {
+        return words;
     }
     let back = match volume.write_cache && volume.acked_serial > volume.durable_serial {
         true => "if this host dies now and comes back, only writes not yet flushed are lost",
@@ -64,10 +69,42 @@ fn write_back(volume: &VolumeSnapshot) -> String {
         true => "discarded",
         false => "lost",
     };
+    let alone = match replication {
+        Some(_) => " (no other host has all of it)",
+        None => "",
+    };
     format!(
-        "{back}; if its SSD is gone too, {} are {lost}{stalled} {image}",
+        "{back}; if its SSD is gone too, {} are {lost}{alone}{stalled} {image}",
         dirty(volume)
     )
+}
+
+/// Of a volume that other hosts have all flushed data of; `None` where this host alone has some.
+fn copied(volume: &VolumeSnapshot, replication: &Replication) -> Option<String> {
+    if replication.state == "waiting" {
+        // What was answered before is on each host of the set, of which one does not answer.
+        return Some(
+            "if this host dies now, only writes not yet flushed are lost if it or another host \
+             with a copy comes back with its SSD; flushes are not answered at present"
+                .into(),
+        );
+    }
+    if replication.state != "full" {
+        return None;
+    }
+    let members = replication.members.iter();
+    let members = members.filter(|member| member.state == "streaming");
+    let everywhere = members.map(|member| member.durable).min()?;
+    let everywhere = everywhere.min(volume.durable_serial.0);
+    let unflushed = match volume.write_cache && volume.acked_serial.0 > everywhere {
+        true => "only writes not yet flushed are lost",
+        false => "nothing is lost",
+    };
+    Some(format!(
+        "if this host dies now, also for good with its SSD, {unflushed}: of what is not at the \
+         origin {} has a copy",
+        replication.complete().join(", ")
+    ))
 }
 
 fn held(volume: &VolumeSnapshot) -> String {

@@ -1,5 +1,6 @@
 //! The administrator's rules against a machine of plain data, and the way over the socket.
 
+mod copies;
 mod observed;
 
 use super::client::{Client, PATIENT, PROMPT};
@@ -27,6 +28,8 @@ struct FakeState {
     volumes: Vec<VolumeSnapshot>,
     clients: Vec<(VolumeId, u64)>,
     latency: BTreeMap<VolumeId, Arc<Recorder>>,
+    units: BTreeMap<String, Shown>,
+    copies: Vec<CopyShown>,
     orders: Vec<String>,
     /// Its next volume is refused, with the file of this name turned into a directory before.
     breaks: Option<PathBuf>,
@@ -105,7 +108,8 @@ impl Machine for Fake {
             held: Vec::new(),
             watched: BTreeMap::new(),
             noticed: Default::default(),
-            units: Default::default(),
+            units: state.units.clone(),
+            copies: state.copies.clone(),
             recovery: Recovery {
                 ms: 3,
                 tail_bytes_discarded: 0,
@@ -515,7 +519,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         group_members: 0,
     };
     // Where a volume is exported, and who may write it there, is no business of the engine.
-    let of_host = ["export", "shared"];
+    let of_host = ["export", "shared", "replicas"];
     let of_engine = keys::TUNABLES.iter();
     let of_engine = of_engine.filter(|key| !of_host.contains(key));
     assert_eq!(of_engine.count(), 12);
@@ -613,7 +617,7 @@ fn a_clean_volume_promises_nothing_lost_and_a_dirty_one_names_the_bytes() {
     house.add("a", &[]).expect("added");
     let promise = || {
         let view = house.admin.view().expect("a view");
-        super::promise::promise(view.volume("a").expect("known"))
+        super::promise::promise(view.volume("a").expect("known"), None)
     };
     assert_eq!(
         promise(),

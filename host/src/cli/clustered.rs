@@ -3,11 +3,13 @@
 //! Always true: volumes of the cluster are away until this host knows who it is, also where there
 //! are no links: then the vault alone tells who owns what. Deliberately absent: links and units.
 
-use crate::cluster::{LinkEvent, Links, identity};
+use crate::cluster::data::Outlet;
+use crate::cluster::{LinkEvent, Links, PeerView, identity};
 use crate::config::Cluster;
 use crate::daemon::Daemon;
 use crate::error::{Error, Result, cause};
 use crate::unit::Post;
+use crate::unit::logs::Neighbour;
 use crate::unit::sides::Membership;
 use engine::types::Uuid;
 use node::record::{HOST_NAME_BYTES_MAX, Holder};
@@ -34,6 +36,25 @@ impl Post for ByLinks {
         let found = hosts.into_iter().find(|member| member.id == host);
         found.map(|member| member.name)
     }
+
+    fn outlet(&self, host: Uuid) -> Option<Arc<dyn Outlet>> {
+        Some(self.0.as_ref()?.outlet(host))
+    }
+
+    fn neighbours(&self) -> Vec<Neighbour> {
+        let links = self.0.as_ref();
+        let peers = links.into_iter().flat_map(|links| links.peers());
+        let up = peers.filter(|peer| peer.state == "up");
+        let neighbour = |peer: PeerView| {
+            Some(Neighbour {
+                host: peer.member.id,
+                cache: peer.cache?,
+                name: peer.member.name,
+                domain: peer.member.domain,
+            })
+        };
+        up.filter_map(neighbour).collect()
+    }
 }
 
 /// Lets the hosts of the cluster decide which of them serves a volume.
@@ -50,6 +71,7 @@ pub(super) fn join(
     let member = Membership {
         cluster: identity.cluster,
         name: with.cluster.name.clone(),
+        domain: with.cluster.domain.clone(),
         vault: with.cluster.vault.clone(),
         fence: with.cluster.fence.clone(),
         me: Holder {
@@ -63,6 +85,7 @@ pub(super) fn join(
     let joined = daemon.join_cluster(member, Arc::new(ByLinks(links.clone())));
     joined.map_err(|error| Error::failed(format!("cluster: {}", cause(&error))))?;
     if let Some(links) = links {
+        links.set_sink(daemon.handle().sink());
         // Those that came before it had joined.
         let up = links.peers().into_iter().filter(|peer| peer.state == "up");
         for peer in up {
@@ -93,5 +116,7 @@ pub(super) fn hear(daemon: &Daemon, event: LinkEvent) {
         LinkEvent::Up { host, .. } => units.link(host, true),
         LinkEvent::Down { host } => units.link(host, false),
         LinkEvent::Unit { host, body } => units.heard(host, body),
+        LinkEvent::DataDown { host } => units.data_down(host),
+        LinkEvent::Data { host, body } => units.data(host, body),
     }
 }

@@ -11,6 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::ring::monotonic_ns;
 use crate::shard::control::{CommandError, Handle, HostCounters};
 use crate::shard::record::{Recorded, buffer};
+use crate::unit::Units;
 use engine::chart::{Cursor, Spot};
 use engine::event::{Command, Refusal};
 use engine::snapshot::VolumeSnapshot;
@@ -77,6 +78,7 @@ impl Machine for Live {
             watched: self.0.watched(),
             noticed: self.0.noticed(),
             units: self.0.units_shown(),
+            copies: self.0.units().map(Units::copies_shown).unwrap_or_default(),
             images: self.0.images(),
             held: self.0.held().into_iter().map(held).chain(misfits).collect(),
             recovery: Recovery {

@@ -12,6 +12,7 @@ mod cache;
 mod cluster;
 mod clustered;
 mod config;
+mod copies;
 mod drain;
 mod events;
 mod image;

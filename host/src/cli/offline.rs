@@ -449,6 +449,7 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         read_only: false,
         shared: false,
         write_cache: true,
+        replicas: 0,
         destage: volume.effective_destage,
         destage_after: None,
         journal_dir: places.journal.clone(),
@@ -468,5 +469,6 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         exports: Exports::NONE,
         san: None,
         epoch: None,
+        counts: Vec::new(),
     }
 }

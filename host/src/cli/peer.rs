@@ -29,9 +29,9 @@ fn text(context: &Context, document: &Value) -> String {
     }
     let rows: Vec<Vec<String>> = peers.iter().map(|peer| row(context, peer)).collect();
     let head = [
-        "HOST", "DOMAIN", "STATE", "LATENCY", "COPIES", "VERSION", "CLOCK", "ID", "REASON",
+        "HOST", "DOMAIN", "STATE", "LATENCY", "COPIES", "KEPT", "VERSION", "CLOCK", "ID", "REASON",
     ];
-    output::table(&head, &rows, &[3, 4, 6])
+    output::table(&head, &rows, &[3, 4, 5, 7])
 }
 
 fn row(context: &Context, peer: &Value) -> Vec<String> {
@@ -56,6 +56,7 @@ fn row(context: &Context, peer: &Value) -> Vec<String> {
         state,
         number("latency_us", "us"),
         peer["copies"].to_string(),
+        peer["copies_kept"].to_string(),
         shown("version"),
         number("clock_skew_ms", "ms"),
         shown("id"),

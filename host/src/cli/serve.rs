@@ -112,7 +112,13 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     drop(retries);
     tracing::info!("stopping; dirty data stays in the cache");
     server.stop();
-    links.iter().for_each(|links| links.stop());
+    // While there are links, others hear of what is let go of.
+    daemon.leave_cluster();
+    links.iter().for_each(|it| it.stop());
+    stop(&daemon)
+}
+
+fn stop(daemon: &Daemon) -> Result<()> {
     daemon.stop().map_err(|error| {
         let left = match daemon.is_cache_gone() {
             true => "what has not reached its origin is lost with the cache file",
@@ -208,7 +214,9 @@ fn link_notice(event: &LinkEvent, links: Option<&Links>) -> Option<Notice> {
     let (host, severity, state) = match event {
         LinkEvent::Up { host, .. } => (*host, Severity::Info, "up"),
         LinkEvent::Down { host } => (*host, Severity::Warning, "down"),
-        LinkEvent::Unit { .. } => return None,
+        LinkEvent::Unit { .. } | LinkEvent::DataDown { .. } | LinkEvent::Data { .. } => {
+            return None;
+        }
     };
     let hosts = links.map_or_else(Vec::new, Links::hosts).into_iter();
     let names: BTreeMap<_, _> = hosts.map(|member| (member.id, member.name)).collect();

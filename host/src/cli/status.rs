@@ -1,6 +1,6 @@
 //! `tenuto status`.
 
-use super::{Context, output, volume};
+use super::{Context, copies, output, volume};
 use crate::config::units::{human_bytes, human_seconds};
 use crate::error::{Error, Kind, Result};
 use clap::Args;
@@ -111,6 +111,7 @@ fn text(context: &Context, status: &Value) -> String {
         ),
     ];
     fields.extend(scrub.map(|text| ("scrub", text)));
+    fields.extend(copies::kept(&status["copies"]).map(|text| ("copies", text)));
     let mut text = output::fields(&fields);
     let volumes = status["volumes"].as_array().map_or(&[][..], Vec::as_slice);
     if !volumes.is_empty() {

@@ -2,6 +2,7 @@
 
 use super::Context;
 use super::attach::{self, Disk};
+use super::copies;
 use super::output::{self, Output};
 use super::progress::{self, Pending, Progress, Work};
 use crate::admin::client::{Client, PATIENT, PROMPT};
@@ -366,6 +367,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
         ("lost", text(&volume["held"]["lost"])),
         ("to go on", text(&volume["held"]["go_on"])),
         ("flags", flags(volume)),
+        ("copies", copies::of_volume(&volume["replication"])),
         ("promise", text(&volume["promise"])),
         ("size", bytes(&volume["size_bytes"])),
         ("dirty", dirty_text(volume)),
@@ -378,6 +380,9 @@ fn show_text(output: &Output, volume: &Value) -> String {
     ];
     if volume["held"].is_null() {
         rows.retain(|(name, _)| !matches!(*name, "lost" | "to go on"));
+    }
+    if number(&volume["replication"]["wanted"]) == 0 && volume["replication"]["state"].is_null() {
+        rows.retain(|(name, _)| *name != "copies");
     }
     if volume["image"].is_null() {
         rows.retain(|(name, _)| *name != "image");

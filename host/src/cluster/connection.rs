@@ -4,19 +4,18 @@
 //! are not known yet are bounded in number and time; a conversation ends when the other side breaks
 //! a rule, and that is counted. Deliberately absent: which connection is kept, which is `shared`'s.
 
-use super::certificates::is_of;
+use super::data::Data;
 use super::drill;
+use super::greeting::{Unwelcome, close_with, count, greet, hear, is_for_data};
 use super::shared::{Admitted, Refused, Shared};
-use super::wire::{self, Ended};
+use super::wire::{self, Ended, Movable};
 use crate::error::cause;
 use crate::vault::Vault;
 use engine::types::Uuid;
-use node::frame::{Frame, HELLO_VERSION, Hello, Question};
-use rustls::pki_types::CertificateDer;
+use node::frame::{Frame, HELLO_VERSION, Question};
 use rustls::{ClientConfig, ServerConfig};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -58,10 +57,11 @@ pub fn places(addresses: &[SocketAddr]) -> Vec<Place> {
     addresses.iter().map(place).collect()
 }
 
-/// Runs all links for as long as it is polled.
-pub async fn run(shared: Arc<Shared>, tls: Tls, places: Vec<Place>) {
+/// Runs all links for as long as it is polled. Callers who bring data are handed on.
+pub async fn run(shared: Arc<Shared>, tls: Tls, places: Vec<Place>, data: Arc<Data>) {
     for place in places {
-        tokio::spawn(listen(shared.clone(), tls.clone(), place));
+        let listen = listen(shared.clone(), tls.clone(), place, data.clone());
+        tokio::spawn(listen);
     }
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -73,7 +73,7 @@ pub async fn run(shared: Arc<Shared>, tls: Tls, places: Vec<Place>) {
     }
 }
 
-async fn listen(shared: Arc<Shared>, tls: Tls, (address, listener): Place) {
+async fn listen(shared: Arc<Shared>, tls: Tls, (address, listener): Place, data: Arc<Data>) {
     let mut listener = listener.and_then(|it| TcpListener::from_std(it).ok());
     let listener = loop {
         if let Some(listener) = listener {
@@ -89,8 +89,9 @@ async fn listen(shared: Arc<Shared>, tls: Tls, (address, listener): Place) {
         match listener.accept().await {
             Ok((stream, from)) => {
                 let (shared, tls) = (shared.clone(), tls.server.clone());
+                let data = data.clone();
                 tokio::spawn(async move {
-                    let admitted = incoming(&shared, tls, stream, from).await;
+                    let admitted = incoming(&shared, tls, (stream, from), &data).await;
                     drop(place);
                     if let Some(conversation) = admitted {
                         conversation.await;
@@ -106,11 +107,12 @@ async fn listen(shared: Arc<Shared>, tls: Tls, (address, listener): Place) {
 async fn incoming(
     shared: &Arc<Shared>,
     tls: Arc<ServerConfig>,
-    stream: TcpStream,
-    from: SocketAddr,
+    (stream, from): (TcpStream, SocketAddr),
+    data: &Arc<Data>,
 ) -> Option<impl Future<Output = ()> + use<>> {
     // Without it a ping waits for the acknowledgment of the one before.
     stream.set_nodelay(true).ok()?;
+    let stream = Movable::new(stream);
     let accepted = timeout(wire::PATIENCE, TlsAcceptor::from(tls).accept(stream))
         .await
         .ok()?;
@@ -137,6 +139,10 @@ async fn incoming(
         return None;
     };
     match hear(shared, &mut stream, &certificate).await {
+        Ok((hello, version)) if is_for_data(&hello) => {
+            data.take(stream, hello.host, version, from);
+            None
+        }
         Ok((hello, version)) => {
             let admitted = shared.admit(&hello, version, false)?;
             Some(converse(shared.clone(), stream, admitted))
@@ -150,14 +156,6 @@ async fn incoming(
             count(&shared.refused.hosts, from, &why);
             None
         }
-    }
-}
-
-/// Tells of the first ones, then ever more seldom.
-fn count(counter: &AtomicU64, from: SocketAddr, why: &str) {
-    let number = Refused::add(counter);
-    if number.is_power_of_two() {
-        tracing::warn!("cluster: {from} is refused: {why} ({number} so far)");
     }
 }
 
@@ -200,97 +198,6 @@ where
     close_with(stream, &answer).await;
 }
 
-/// Sends a last frame and waits until the other side has it.
-async fn close_with<S>(stream: &mut S, frame: &Frame)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    use tokio::io::AsyncWriteExt;
-    if wire::write_soon(stream, &frame.encode(HELLO_VERSION))
-        .await
-        .is_ok()
-    {
-        let _ = stream.shutdown().await;
-        let _ = wire::read_soon(stream, HELLO_VERSION).await;
-    }
-}
-
-/// Why there is no link with a host.
-enum Unwelcome {
-    Ended(String),
-    /// It broke a rule.
-    Frame(String),
-    /// We refuse it.
-    Host(String),
-    /// It refuses us.
-    Refused(String),
-}
-
-/// Hears who has called. What it is answered comes from its queue, once it is admitted.
-async fn hear<S>(
-    shared: &Shared,
-    stream: &mut S,
-    certificate: &CertificateDer<'_>,
-) -> Result<(Hello, u16), Unwelcome>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let hello = first_word(stream).await?;
-    check(shared, stream, certificate, hello, None).await
-}
-
-/// Says who calls, and hears who was called.
-async fn greet<S>(
-    shared: &Shared,
-    stream: &mut S,
-    certificate: &CertificateDer<'_>,
-    called: Uuid,
-) -> Result<(Hello, u16), Unwelcome>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let own = shared.hello().encode(HELLO_VERSION);
-    let written = wire::write_soon(stream, &own).await;
-    written.map_err(|ended| Unwelcome::Ended(ended.to_string()))?;
-    let hello = first_word(stream).await?;
-    check(shared, stream, certificate, hello, Some(called)).await
-}
-
-async fn first_word(stream: &mut (impl AsyncRead + Unpin)) -> Result<Hello, Unwelcome> {
-    match wire::read_soon(stream, HELLO_VERSION).await {
-        Ok(Frame::Hello(hello)) => Ok(hello),
-        Ok(Frame::Refused { why }) => Err(Unwelcome::Refused(why)),
-        Ok(other) => Err(Unwelcome::Frame(format!("{:?} comes first", other.kind()))),
-        Err(ended @ Ended::Io(_)) => Err(Unwelcome::Ended(ended.to_string())),
-        Err(ended) => Err(Unwelcome::Frame(ended.to_string())),
-    }
-}
-
-async fn check<S>(
-    shared: &Shared,
-    stream: &mut S,
-    certificate: &CertificateDer<'_>,
-    hello: Hello,
-    called: Option<Uuid>,
-) -> Result<(Hello, u16), Unwelcome>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let is_other = called.is_some_and(|host| host != hello.host);
-    let judged = match is_other || !is_of(certificate, hello.host) {
-        true => Err("has the certificate of another host".to_owned()),
-        false => shared.judge(&hello),
-    };
-    match judged {
-        Ok(version) => Ok((hello, version)),
-        Err(why) => {
-            let why = format!("host {}: {why}", hello.name);
-            close_with(stream, &Frame::Refused { why: why.clone() }).await;
-            Err(Unwelcome::Host(why))
-        }
-    }
-}
-
 async fn outgoing(shared: Arc<Shared>, tls: Arc<ClientConfig>, host: Uuid) {
     let addresses = shared
         .state()
@@ -318,7 +225,7 @@ async fn outgoing(shared: Arc<Shared>, tls: Arc<ClientConfig>, host: Uuid) {
         let Some(certificate) = shown else {
             continue;
         };
-        match greet(&shared, &mut stream, &certificate, host).await {
+        match greet(&shared, &mut stream, &certificate, (host, 0)).await {
             Ok((hello, version)) => {
                 if let Some(admitted) = shared.admit(&hello, version, true) {
                     converse(shared, stream, admitted).await;

@@ -1,15 +1,21 @@
 //! Hosts of a cluster and the links between them.
 //!
-//! Owns who this host is, who the others are, one connection to each of them, and the commands that
-//! make and change a cluster. Always true: nothing that a link says or does not say gives a right
-//! to a volume; a daemon whose links fail serves its volumes as one without a cluster. Links have a
-//! thread of their own, so that neither guests nor administrators wait for another host.
-//! Deliberately absent: volumes of the cluster, whose messages pass through as bytes.
+//! Owns who this host is, who the others are, one connection to each of them and one more for the
+//! batches that it is sent, and the commands that make and change a cluster. Always true: nothing
+//! that a link says or does not say gives a right to a volume; a daemon whose links fail serves its
+//! volumes as one without a cluster. Links have a thread of their own, so that neither guests nor
+//! administrators wait for another host, and batches have another one, so that no link is late
+//! because of them. Deliberately absent: volumes of the cluster, whose messages pass through as
+//! bytes.
 
 pub mod certificates;
 pub mod check;
 mod connection;
+pub mod data;
+#[cfg(test)]
+mod data_tests;
 mod drill;
+mod greeting;
 pub mod hosts;
 pub mod identity;
 pub mod join;
@@ -20,11 +26,13 @@ mod tests;
 pub mod tokens;
 mod wire;
 
+pub use data::{DataSink, Outlet};
 pub use member::Member;
 pub use shared::{LinkEvent, Listener, Owned, Settings};
 
 use crate::error::{Error, Kind, Result, cause};
 use connection::Tls;
+use data::Data;
 use engine::types::Uuid;
 use node::frame::{BODY_BYTES_MAX, Frame, Question};
 use shared::Shared;
@@ -35,6 +43,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokens::{Token, VALID_MS, fingerprint};
+use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 /// How long others may take to hear that this host leaves.
@@ -46,7 +55,44 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 /// All links of a daemon. Dropping it leaves them to the end of the process.
 pub struct Links {
     shared: Arc<Shared>,
-    running: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
+    data: Arc<Data>,
+    running: Mutex<Vec<Running>>,
+}
+
+/// A thread with a runtime of its own.
+struct Running {
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Running {
+    fn start(
+        name: &str,
+        runtime: Runtime,
+        run: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<Running> {
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new().name(name.into());
+        let thread = thread.spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = run => {}
+                    // An error says that the daemon forgot to say it.
+                    _ = stopped => {}
+                }
+            });
+            runtime.shutdown_background();
+        });
+        let thread = thread.map_err(|error| Error::failed(format!("{name}: {}", cause(&error))))?;
+        Ok(Running { stop, thread })
+    }
+}
+
+fn runtime(name: &str) -> Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::failed(format!("{name}: {}", cause(&error))))
 }
 
 /// Another host, as it is shown.
@@ -61,6 +107,8 @@ pub struct PeerView {
     pub protocol: Option<u16>,
     pub program: Option<String>,
     pub boot: Option<Uuid>,
+    /// The cache that it had then.
+    pub cache: Option<Uuid>,
     pub clock_skew_ms: Option<i64>,
     /// Why there is no link.
     pub trouble: Option<String>,
@@ -93,42 +141,42 @@ impl Links {
         };
         let shared = Arc::new(Shared::new(identity, hosts, settings, on));
         shared.save()?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| Error::failed(format!("links: {}", cause(&error))))?;
-        let (stop, stopped) = oneshot::channel();
+        let (links, copies) = (runtime("links")?, runtime("copies")?);
+        let data = Data::new(shared.clone(), tls.client.clone(), copies.handle().clone());
+        let data = Arc::new(data);
         let places = connection::places(&shared.settings.listen);
-        let run = connection::run(shared.clone(), tls, places);
-        let thread = std::thread::Builder::new().name("links".into());
-        let thread = thread.spawn(move || {
-            runtime.block_on(async {
-                tokio::select! {
-                    () = run => {}
-                    // An error says that the daemon forgot to say it.
-                    _ = stopped => {}
-                }
-            });
-            runtime.shutdown_background();
-        });
-        let thread = thread.map_err(|error| Error::failed(format!("links: {}", cause(&error))))?;
+        let run = connection::run(shared.clone(), tls, places, data.clone());
+        let running = vec![
+            Running::start("copies", copies, data::run(data.clone()))?,
+            Running::start("links", links, run)?,
+        ];
         Ok(Links {
             shared,
-            running: Mutex::new(Some((stop, thread))),
+            data,
+            running: Mutex::new(running),
         })
     }
 
     /// Closes all connections. What is sent from now on is not taken.
     pub fn stop(&self) {
-        let running = self
-            .running
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some((stop, thread)) = running {
+        let running = self.running.lock();
+        let running = std::mem::take(&mut *running.unwrap_or_else(PoisonError::into_inner));
+        for Running { stop, thread } in running {
             let _ = stop.send(());
             let _ = thread.join();
         }
+    }
+
+    /// The way of batches to a host. The connection is made for the first one who asks, and anew
+    /// for the first one after its end was told.
+    pub fn outlet(&self, host: Uuid) -> Arc<dyn Outlet> {
+        self.data.outlet(host)
+    }
+
+    /// Says who takes the batches of other hosts, and their acknowledgments. Until then no host is
+    /// let send any.
+    pub fn set_sink(&self, sink: Arc<dyn DataSink>) {
+        self.data.set_sink(sink);
     }
 
     /// Sends the body of a message about volumes; false if there is no link now, or its queue is
@@ -183,6 +231,7 @@ impl Links {
                 protocol: Some(link.version()).filter(|version| *version > 0),
                 program: peer.program.clone(),
                 boot: peer.boot,
+                cache: peer.cache,
                 clock_skew_ms: link.skew_ms(),
                 trouble: peer.trouble.clone().filter(|_| !link.is_connected()),
             })

@@ -16,6 +16,7 @@ use engine::types::{Time, Uuid};
 use node::frame::{
     Frame, Hello, Host, Join, SECRET_BYTES, VERSION_MAX, VERSION_MIN, Welcome, negotiate,
 };
+use node::message::Body;
 use node::peers::{Link, State as LinkState};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -46,12 +47,31 @@ pub struct Settings {
     pub cache: Uuid,
 }
 
-/// What happens on links. Told by one thread, which must not be made to wait.
+/// What happens on links. Told by the thread of links, and what is about data by that of copies;
+/// neither must be made to wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkEvent {
-    Up { host: Uuid, boot: Uuid },
-    Down { host: Uuid },
-    Unit { host: Uuid, body: Vec<u8> },
+    Up {
+        host: Uuid,
+        boot: Uuid,
+    },
+    Down {
+        host: Uuid,
+    },
+    Unit {
+        host: Uuid,
+        body: Vec<u8>,
+    },
+    /// The connection that this host had opened for batches has ended, or could not be made. Once
+    /// for each.
+    DataDown {
+        host: Uuid,
+    },
+    /// A copy there has not taken what was sent to it.
+    Data {
+        host: Uuid,
+        body: Body,
+    },
 }
 
 pub type Listener = Box<dyn Fn(LinkEvent) + Send + Sync>;
@@ -101,6 +121,7 @@ pub struct Peer {
     pub link: Link,
     pub connection: Option<Connection>,
     pub boot: Option<Uuid>,
+    pub cache: Option<Uuid>,
     /// Version of its program.
     pub program: Option<String>,
     /// Why there is no link.
@@ -130,6 +151,7 @@ impl Peer {
             link: Link::new(now),
             connection: None,
             boot: None,
+            cache: None,
             program: None,
             trouble: None,
         }
@@ -205,12 +227,29 @@ impl Shared {
         }
     }
 
-    pub fn hello(&self) -> Frame {
+    pub fn tell(&self, event: LinkEvent) {
+        (self.on)(event);
+    }
+
+    pub fn is_member(&self, host: Uuid) -> bool {
+        let state = self.state();
+        let known = state.hosts.get(host);
+        !state.left && known.is_some_and(|known| !known.left)
+    }
+
+    pub fn is_up(&self, host: Uuid) -> bool {
+        let state = self.state();
+        let peer = state.peers.get(&host);
+        peer.is_some_and(|peer| peer.link.is_connected())
+    }
+
+    /// What a connection begins with; `features` says what it is for.
+    pub fn hello(&self, features: u64) -> Frame {
         let own = self.own();
         Frame::Hello(Hello {
             version_min: VERSION_MIN,
             version_max: VERSION_MAX,
-            features: 0,
+            features,
             cluster: self.identity.cluster,
             host: own.id,
             boot: self.settings.boot,
@@ -272,12 +311,13 @@ impl Shared {
         }
         peer.link.connected(now, version);
         peer.boot = Some(hello.boot);
+        peer.cache = Some(hello.cache);
         peer.program = Some(hello.program.clone());
         peer.trouble = None;
         let (queue, taken) = mpsc::channel(QUEUE_FRAMES);
         if !ours {
             // A caller that is not taken hears nothing, and takes the link for one that was not.
-            let hello = self.hello().encode(version);
+            let hello = self.hello(0).encode(version);
             queue.try_send(hello).expect("a new queue has room");
         }
         let close = Arc::new(Notify::new());

@@ -13,18 +13,18 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// How long something takes that is sure to come.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 const AGAIN: Duration = Duration::from_millis(200);
 
-struct Place {
-    config: Config,
-    address: SocketAddr,
+pub(super) struct Place {
+    pub config: Config,
+    pub address: SocketAddr,
     _directory: TempDir,
 }
 
 impl Place {
-    fn new(name: &str) -> Place {
+    pub fn new(name: &str) -> Place {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("tenuto.toml");
         let state = directory.path().join("state");
@@ -41,7 +41,7 @@ impl Place {
         }
     }
 
-    fn start(&self, boot: u8) -> (Links, Receiver<LinkEvent>) {
+    pub fn start(&self, boot: u8) -> (Links, Receiver<LinkEvent>) {
         let settings = Settings {
             state_dir: self.config.host.state_dir.clone(),
             host_name: self.config.host.name.clone(),
@@ -61,7 +61,7 @@ impl Place {
     }
 }
 
-fn next(events: &Receiver<LinkEvent>) -> LinkEvent {
+pub(super) fn next(events: &Receiver<LinkEvent>) -> LinkEvent {
     events.recv_timeout(PATIENCE).expect("it comes")
 }
 

@@ -1,20 +1,23 @@
 //! Frames over a TLS connection.
 //!
-//! Always true: a frame is read whole or the connection ends; a body is kept only after its header
-//! was checked; every connection and every first word has a time limit. Deliberately absent: what
-//! frames mean.
+//! Owns the reading and writing of them, and sockets that move to another thread. Always true: a
+//! frame is read whole or the connection ends; a body is kept only after its header was checked;
+//! every connection and every first word has a time limit. Deliberately absent: what frames mean.
 
 use super::certificates::server_name;
 use crate::error::cause;
 use engine::types::Uuid;
+use node::batch::Batch;
 use node::frame::{Frame, FrameError, HEADER_BYTES, Header};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -45,12 +48,35 @@ impl std::fmt::Display for Ended {
 }
 
 pub async fn read(from: &mut (impl AsyncRead + Unpin), agreed: u16) -> Result<Frame, Ended> {
+    let (header, body) = read_body(from, agreed).await?;
+    Frame::parse(&header, &body).map_err(Ended::Frame)
+}
+
+/// The head of a batch, which no other frame may take the place of. Its payload follows.
+pub async fn read_batch(from: &mut (impl AsyncRead + Unpin), agreed: u16) -> Result<Batch, Ended> {
+    let (header, body) = read_body(from, agreed).await?;
+    Batch::parse(&header, &body).map_err(Ended::Frame)
+}
+
+/// So many bytes that are no frame.
+pub async fn read_bytes(
+    from: &mut (impl AsyncRead + Unpin),
+    count: usize,
+) -> Result<Vec<u8>, Ended> {
+    let mut bytes = vec![0; count];
+    from.read_exact(&mut bytes).await.map_err(Ended::Io)?;
+    Ok(bytes)
+}
+
+async fn read_body(
+    from: &mut (impl AsyncRead + Unpin),
+    agreed: u16,
+) -> Result<(Header, Vec<u8>), Ended> {
     let mut header = [0; HEADER_BYTES];
     from.read_exact(&mut header).await.map_err(Ended::Io)?;
     let header = Header::parse(&header, agreed).map_err(Ended::Frame)?;
-    let mut body = vec![0; header.body_bytes];
-    from.read_exact(&mut body).await.map_err(Ended::Io)?;
-    Frame::parse(&header, &body).map_err(Ended::Frame)
+    let body = read_bytes(from, header.body_bytes).await?;
+    Ok((header, body))
 }
 
 pub async fn write(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> Result<(), Ended> {
@@ -91,4 +117,75 @@ pub async fn call(
     connected
         .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
         .map_err(Ended::Io)
+}
+
+/// A socket that can go to the runtime of another thread, below the TLS that it carries: who calls
+/// is known only when both sides have agreed on keys.
+pub struct Movable(Option<TcpStream>);
+
+impl Movable {
+    pub fn new(stream: TcpStream) -> Movable {
+        Movable(Some(stream))
+    }
+
+    /// Leaves the runtime of this thread; until it has entered another one it is closed.
+    pub fn leave(&mut self) -> io::Result<std::net::TcpStream> {
+        let stream = self.0.take().ok_or(io::ErrorKind::NotConnected)?;
+        stream.into_std()
+    }
+
+    pub fn enter(&mut self, stream: std::net::TcpStream) -> io::Result<()> {
+        self.0 = Some(TcpStream::from_std(stream)?);
+        Ok(())
+    }
+
+    fn poll<T>(
+        self: Pin<&mut Self>,
+        poll: impl FnOnce(Pin<&mut TcpStream>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        match &mut self.get_mut().0 {
+            Some(stream) => poll(Pin::new(stream)),
+            None => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        }
+    }
+}
+
+impl AsyncRead for Movable {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        to: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.poll(|stream| stream.poll_read(cx, to))
+    }
+}
+
+impl AsyncWrite for Movable {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll(|stream| stream.poll_write(cx, bytes))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll(|stream| stream.poll_write_vectored(cx, parts))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.as_ref().is_some_and(TcpStream::is_write_vectored)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll(|stream| stream.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll(|stream| stream.poll_shutdown(cx))
+    }
 }

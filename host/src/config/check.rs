@@ -130,6 +130,7 @@ fn check_words(config: &Config, volume: &Volume) -> Result<(), ConfigError> {
     }
     check_reset(volume).map_err(|wrong| fail("reset-on", wrong))?;
     check_group(volume).map_err(|wrong| fail("group", wrong))?;
+    check_replicas(config, volume).map_err(|wrong| fail("replicas", wrong))?;
     let place = Place::parse(&volume.origin).map_err(|why| Wrong::new(why, uri::RIGHT));
     place.map(drop).map_err(|wrong| fail("origin", wrong))
 }
@@ -185,6 +186,44 @@ pub fn check_group(volume: &Volume) -> Result<(), Wrong> {
         format!("volumes of a group are write-back, this one is {policy}"),
         "leave the group out, or write policy = \"write-back\"",
     ))
+}
+
+/// A copy on another host is of what a volume of the cluster has not destaged.
+pub fn check_replicas(config: &Config, volume: &Volume) -> Result<(), Wrong> {
+    if volume.replicas == 0 {
+        return Ok(());
+    }
+    let (what, right) = match volume.policy {
+        _ if config.cluster.is_none() => (
+            "this host is in no cluster, so there is no other host to have a copy".to_owned(),
+            "run `tenuto cluster init` or `tenuto cluster join` first",
+        ),
+        Policy::WriteBack if volume.read_only => (
+            "a read-only volume has no dirty data to copy".to_owned(),
+            "leave read-only out",
+        ),
+        Policy::WriteBack if !volume.group.is_empty() => {
+            let what = "copies of the volumes of a group are";
+            return Err(Wrong::later(
+                what,
+                "leave the group out, or write replicas = 0",
+            ));
+        }
+        Policy::WriteBack if !volume.settings().is_clustered() => {
+            let what = "copies of a volume on a block device or an NBD export are";
+            let right = "name an image file as the origin, or write replicas = 0";
+            return Err(Wrong::later(what, right));
+        }
+        Policy::WriteBack => return Ok(()),
+        policy => (
+            format!(
+                "volumes with copies are write-back, this one is {}",
+                policy.name()
+            ),
+            "write policy = \"write-back\"",
+        ),
+    };
+    Err(Wrong::new(what, format!("{right}, or write replicas = 0")))
 }
 
 fn second_writer(volume: &Volume, other: &Volume) -> Wrong {

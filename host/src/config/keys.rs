@@ -42,6 +42,10 @@ pub const CACHE_BYTES_MIN: u64 = 128 * MIB;
 /// A stage of fewer slots cannot fill one while another is written.
 const STAGE_BYTES_MIN: u64 = 4 * MIB;
 const QUEUE_DEPTH_MAX: u64 = 1024;
+/// Copies on other hosts that this version makes.
+const REPLICAS_MAX: u64 = 1;
+/// More than this is no number of copies in any version.
+const REPLICAS_NAMED_MAX: u64 = 8;
 
 pub const HOST: &[Key<Host>] = &[
     Key {
@@ -294,11 +298,15 @@ pub const VOLUME: &[Key<Volume>] = &[
         name: "replicas",
         default: "0",
         meaning: "copies of dirty data on other hosts",
-        set: |_, value| match value.number(0, 8)? {
-            0 => Ok(()),
-            _ => Err(Wrong::later("replicas are", "write 0")),
+        set: |volume, value| {
+            let number = value.number(0, REPLICAS_NAMED_MAX)?;
+            if number > REPLICAS_MAX {
+                return Err(Wrong::later(format!("{number} is"), "write 0 or 1"));
+            }
+            volume.replicas = number as u8;
+            Ok(())
         },
-        show: |_| "0".into(),
+        show: |volume| volume.replicas.to_string(),
     },
     Key {
         name: "on-degraded",
@@ -565,6 +573,7 @@ pub const VOLUME: &[Key<Volume>] = &[
 /// while.
 pub const TUNABLES: &[&str] = &[
     "write-cache",
+    "replicas",
     "destage-after",
     "destage",
     "dirty-limit",
@@ -827,6 +836,7 @@ pub fn default_volume() -> Volume {
         format: Format::Auto,
         policy: Policy::WriteBack,
         write_cache: true,
+        replicas: 0,
         destage_after_ms: Some(600_000),
         destage: DestageMode::Atomic,
         journal: None,

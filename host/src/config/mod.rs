@@ -126,6 +126,8 @@ pub struct Volume {
     pub format: Format,
     pub policy: Policy,
     pub write_cache: bool,
+    /// Copies of its dirty data on other hosts; more than 0 in a cluster only.
+    pub replicas: u8,
     /// `None` = never.
     pub destage_after_ms: Option<u64>,
     pub destage: DestageMode,
@@ -166,6 +168,7 @@ impl Volume {
             read_only: self.read_only,
             shared: self.shared,
             write_cache: self.write_cache,
+            replicas: self.replicas,
             destage: self.destage,
             destage_after: self.destage_after_ms.map(Duration::from_millis),
             journal_dir: self.journal.clone(),
@@ -185,6 +188,7 @@ impl Volume {
             exports: self.exports,
             san: None,
             epoch: None,
+            counts: Vec::new(),
         }
     }
 }

@@ -34,8 +34,8 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
              \"write-through\", \"write-back\" or \"ephemeral\"",
         ),
         (
-            "replicas = 1",
-            "replicas: replicas are not in this version; write 0",
+            "replicas = 2",
+            "replicas: 2 is not in this version; write 0 or 1",
         ),
         (
             "replicas = -1",
@@ -318,6 +318,68 @@ fn a_second_writer_on_one_image_is_refused_under_whatever_name_it_comes() {
 }
 
 #[test]
+fn copies_are_refused_where_there_can_be_none() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let one = image(directory.path(), "one", b"");
+    let cluster = "[cluster]\nname = \"c\"\nlisten = \"10.0.0.1\"\n";
+    let volume = |origin: &str, keys: &str| {
+        format!("[[volume]]\nname = \"a\"\norigin = \"{origin}\"\nreplicas = 1\n{keys}\n")
+    };
+    let check = |text: &str| check_text(text, directory.path());
+    check(&(cluster.to_owned() + &volume(&one, ""))).expect("a raw file in a cluster");
+    let alone = check(&volume(&one, ""))
+        .expect_err("no cluster")
+        .to_string();
+    assert_eq!(
+        alone,
+        "t.toml:4: replicas: this host is in no cluster, so there is no other host to have a \
+         copy; run `tenuto cluster init` or `tenuto cluster join` first, or write replicas = 0"
+    );
+    for (origin, keys, words) in [
+        (
+            &one[..],
+            "policy = \"write-through\"",
+            "this one is write-through",
+        ),
+        (&one[..], "policy = \"ephemeral\"", "this one is ephemeral"),
+        (&one[..], "read-only = true", "leave read-only out"),
+        (&one[..], "group = \"vm\"", "leave the group out"),
+        (
+            "nbd+unix:///x?socket=/y",
+            "journal = \"/z\"",
+            "an NBD export",
+        ),
+        ("/dev/nothing", "journal = \"/z\"", "a block device"),
+    ] {
+        let error = check(&(cluster.to_owned() + &volume(origin, keys))).expect_err(words);
+        assert_eq!(error.key, "replicas", "{error}");
+        let line = error.to_string();
+        assert!(
+            line.contains(words) && line.contains("write replicas = 0"),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn the_number_of_copies_is_read_and_shown() {
+    let text = "[defaults]\nreplicas = 1\n[[volume]]\nname = \"a\"\norigin = \"/x\"\n\
+                [[volume]]\nname = \"b\"\norigin = \"/y\"\nreplicas = 0\n";
+    let config = parse::parse(Path::new("t.toml"), text).expect("right");
+    let replicas = config.volumes.iter().map(|it| it.settings().replicas);
+    assert_eq!(replicas.collect::<Vec<u8>>(), [1, 0]);
+    let rows = explain::explain(&config);
+    let shown = rows.iter().filter(|row| row.key == "replicas");
+    let shown: Vec<_> = shown.map(|row| (&row.value[..], &row.from[..])).collect();
+    let wanted = [
+        ("1", "[defaults] line 2"),
+        ("1", "[defaults] line 2"),
+        ("0", "line 9"),
+    ];
+    assert_eq!(shown, wanted);
+}
+
+#[test]
 fn volumes_that_never_write_may_share_an_image() {
     let directory = tempfile::tempdir().expect("a directory");
     let one = image(directory.path(), "one", b"");
@@ -571,8 +633,8 @@ fn arguments_and_file_agree() {
             .to_string()
     };
     assert_eq!(
-        error("replicas", "1"),
-        "replicas: replicas are not in this version; write 0"
+        error("replicas", "2"),
+        "replicas: 2 is not in this version; write 0 or 1"
     );
     assert_eq!(
         error("polcy", "x"),

@@ -5,6 +5,7 @@
 //! go of only with no client connected. Deliberately absent: whether it may be served; see
 //! [`crate::unit`].
 
+use super::copies::ByShard;
 use super::held::{Hold, Why};
 use super::volumes::Entry;
 
@@ -15,6 +16,7 @@ use crate::unit::sides::Membership;
 use crate::unit::{Named, Post, Shown, Units, Volumes};
 use crate::waiting::Waiting;
 use engine::event::{Command, Refusal};
+use engine::types::PeerId;
 use node::record::Epoch;
 use node::unit::Drained;
 use std::collections::BTreeMap;
@@ -30,6 +32,7 @@ fn named(settings: &VolumeSettings) -> Named {
         origin: settings.origin.clone(),
         journal_place: settings.journal_dir.clone(),
         quiet: settings.origin_quiet,
+        replicas: settings.replicas,
     }
 }
 
@@ -44,7 +47,8 @@ impl Daemon {
         post: Arc<dyn Post>,
     ) -> std::io::Result<()> {
         let volumes = Arc::new(ByUnits(Arc::downgrade(self)));
-        let units = Units::start(member, self.state_dir.clone(), volumes, post)?;
+        let logs = Arc::new(ByShard::of(self, post.clone()));
+        let units = Units::start(member, self.state_dir.clone(), volumes, post, logs)?;
         let waiting: Vec<_> = self.table().away.clone().into_iter().collect();
         for (name, count) in waiting {
             let held = self.table().held.get(&name).cloned();
@@ -118,6 +122,7 @@ impl Daemon {
         let name = &settings.name;
         let mut settings = settings.clone();
         settings.epoch = None;
+        settings.counts = Vec::new();
         let hold = Hold::because(Why::Away, format!("volume {name}: is served elsewhere"));
         let held = super::Held { settings, hold };
         self.table().held.insert(name.clone(), held);
@@ -126,12 +131,13 @@ impl Daemon {
     }
 
     /// Serves a volume with the ledger of this epoch, or holds it.
-    fn serve_unit(&self, name: &str, epoch: Epoch) -> Result<(), VolumeError> {
+    fn serve_unit(&self, name: &str, epoch: Epoch, counts: &[PeerId]) -> Result<(), VolumeError> {
         let claim = self.claim_in_turn(name)?;
         let held = self.table().held.get(name).cloned();
         let held = held.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
         let mut settings = held.settings;
         settings.epoch = Some(epoch);
+        settings.counts = counts.to_vec();
         if let Some(held) = self.table().held.get_mut(name) {
             held.settings = settings.clone();
             // Not tried again by itself before this try has ended.
@@ -237,6 +243,8 @@ impl Daemon {
             let refused = |why| VolumeError::Refused(format!("volume {name}: {why}"));
             units.remove(name).map_err(refused)?;
             units.add(named(&settings), self.counted(name));
+        } else if let Some(units) = self.units().filter(|_| old.replicas != settings.replicas) {
+            units.set_replicas(name, settings.replicas);
         }
         Ok(())
     }
@@ -304,7 +312,7 @@ impl Daemon {
     }
 
     /// Before the end of the daemon: what rests is let go of, so that other hosts need not ask.
-    pub(super) fn leave_cluster(&self) {
+    pub fn leave_cluster(&self) {
         if let Some(units) = self.units() {
             units.leave(LEAVE_WAIT);
         }
@@ -312,10 +320,10 @@ impl Daemon {
 }
 
 impl Volumes for ByUnits {
-    fn serve(&self, name: &str, epoch: Epoch) -> Result<(), String> {
+    fn serve(&self, name: &str, epoch: Epoch, counts: &[PeerId]) -> Result<(), String> {
         let stopped = || "the daemon is stopping".to_owned();
         let daemon = self.0.upgrade().ok_or_else(stopped)?;
-        let served = daemon.serve_unit(name, epoch);
+        let served = daemon.serve_unit(name, epoch, counts);
         served.map_err(|error| error.to_string())
     }
 
@@ -353,6 +361,11 @@ impl Volumes for ByUnits {
         {
             held.hold.reason = format!("volume {name}: {reason}");
         }
+    }
+
+    fn is_raw(&self, name: &str) -> bool {
+        let entry = self.0.upgrade().and_then(|daemon| daemon.entry(name));
+        entry.is_none_or(|entry| entry.image.is_none())
     }
 
     fn forget_gone(&self, name: &str) {

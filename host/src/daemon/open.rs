@@ -180,6 +180,7 @@ fn orphan(volume: VolumeSnapshot) -> VolumeSettings {
         read_only: false,
         shared: false,
         write_cache: true,
+        replicas: 0,
         destage: DestageMode::Atomic,
         destage_after: Some(Duration::ZERO),
         journal_dir: None,
@@ -199,5 +200,6 @@ fn orphan(volume: VolumeSnapshot) -> VolumeSettings {
         exports: super::Exports::NONE,
         san: None,
         epoch: None,
+        counts: Vec::new(),
     }
 }

@@ -427,6 +427,7 @@ impl Daemon {
             files,
             settled,
             exports: by_nbd.then(|| (name.clone(), export)).into_iter().collect(),
+            counts: settings.counts.clone(),
         };
         match self.handle.attach(attach) {
             Ok(()) => {
@@ -562,8 +563,8 @@ impl Daemon {
         })
     }
 
-    /// Changes what can be changed while a volume runs: `write_cache`, `shared`, `destage`,
-    /// `destage_after`, `dirty_limit_bytes`, `flow`, `origin_queue_depth`, `admission`,
+    /// Changes what can be changed while a volume runs: `write_cache`, `shared`, `replicas`,
+    /// `destage`, `destage_after`, `dirty_limit_bytes`, `flow`, `origin_queue_depth`, `admission`,
     /// `overlay_timeout`, `overlay_ram_bytes`, `reset_on`, `origin_timeout`, and where it is
     /// exported.
     pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
@@ -579,6 +580,12 @@ impl Daemon {
         let tuning = tuning(&settings, self.group_members(&settings));
         let volume = entry.id;
         self.command(name, Command::Tune { volume, tuning })?;
+        if let Some(units) = self
+            .units()
+            .filter(|_| entry.settings.replicas != settings.replicas)
+        {
+            units.set_replicas(name, settings.replicas);
+        }
         let exports = (entry.settings.exports, settings.exports);
         // The policy takes a while; `volume_switch` changes it.
         let policy = entry.settings.policy;

@@ -13,7 +13,7 @@ use crate::origin::file::{OpenVolume, Origin};
 use crate::origin::nbd::open::Leavings;
 use engine::engine::OpenError;
 use engine::event::{Command, Event, Refusal};
-use engine::types::{ConnectionId, RequestId, VolumeId};
+use engine::types::{ConnectionId, PeerId, RequestId, VolumeId};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -143,6 +143,7 @@ impl<E: Decide> Shard<E> {
             Request::Guest(slot, order) => self.guest_order(slot, order),
             Request::GuestEnd(slot, in_order) => self.guest_end(slot, in_order),
             Request::Record(order) => self.record_order(order),
+            Request::Copies(asked) => self.asked_of_copies(asked),
             Request::Stop(answer) => self.stop(answer),
         }
     }
@@ -175,6 +176,7 @@ impl<E: Decide> Shard<E> {
             settled,
             map,
             exports,
+            counts,
         } = attach;
         let volume = Volume {
             name: spec.name.clone(),
@@ -190,6 +192,9 @@ impl<E: Decide> Shard<E> {
             self.let_files_go(id);
             return Err(error);
         }
+        for peer in counts {
+            self.need_peer(id, peer);
+        }
         for (name, export) in exports {
             self.exports.set(&name, export, volume.policy);
             self.wake_awaiting(&name);
@@ -199,6 +204,17 @@ impl<E: Decide> Shard<E> {
         // Sets going what the volume claims before it answers anybody.
         self.feed(Event::Tick);
         Ok(())
+    }
+
+    /// Nothing is promised to a guest before this peer has it as well.
+    fn need_peer(&mut self, volume: VolumeId, peer: PeerId) {
+        let request = self.commands.enter(Waiter::Nobody);
+        let command = Command::StopPeer {
+            volume,
+            peer,
+            counts: true,
+        };
+        self.feed(Event::Admin { request, command });
     }
 
     fn show_export(&mut self, name: &str, shown: ExportAs) {
@@ -221,6 +237,7 @@ impl<E: Decide> Shard<E> {
         self.disconnect(volume);
         self.drop_blocks(volume);
         self.volumes.remove(&volume);
+        self.copies.forget(volume);
         self.recordings.forgotten(volume);
         self.let_files_go(volume)
     }

@@ -4,8 +4,10 @@
 //! A full channel makes the asker wait, never the shard. Deliberately absent: anything about
 //! HTTP or the command line; `admin` and `daemon` build on [`Handle`].
 
+use super::copies::{Asked, Inlet, Mail, Order as CopyOrder, Stream};
 use super::guest::Order;
 use super::record::{self, Recorded, Taken};
+use crate::cluster::data::DataSink;
 use crate::frontend::vhost_user::DataError;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::latency::Recorder;
@@ -20,8 +22,8 @@ use engine::engine::{OpenError, Settled};
 use engine::event::{Command, Refusal, VolumeSpec};
 use engine::image::Image;
 use engine::origin::Map;
-use engine::snapshot::Snapshot;
-use engine::types::{Time, VolumeId};
+use engine::snapshot::{CopySnapshot, Snapshot};
+use engine::types::{PeerId, Time, Uuid, VolumeId};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -98,6 +100,9 @@ pub struct Attach<S = Settled> {
     /// Where the bytes of its image lie, if that is not raw.
     pub map: Option<Box<dyn Map>>,
     pub exports: Vec<(String, Export)>,
+    /// Peers that are needed for a flush from the first moment on, though nothing is sent to them
+    /// before they are started.
+    pub counts: Vec<PeerId>,
 }
 
 /// Another file in the place of an image: what is open from now on, and what its volume knows.
@@ -155,6 +160,15 @@ impl CommandReply {
         !matches!(self.0.try_recv(), Err(oneshot::error::TryRecvError::Empty))
     }
 
+    /// The reply, once, if the engine has replied.
+    pub fn take(&mut self) -> Option<Result<(), CommandError>> {
+        match self.0.try_recv() {
+            Ok(result) => Some(result.map_err(CommandError::from)),
+            Err(oneshot::error::TryRecvError::Empty) => None,
+            Err(oneshot::error::TryRecvError::Closed) => Some(Err(Stopped.into())),
+        }
+    }
+
     /// Blocks until the engine has replied.
     pub fn wait(self) -> Result<(), CommandError> {
         Ok(self.0.blocking_recv().map_err(|_| Stopped)??)
@@ -207,6 +221,7 @@ pub(super) enum Request<S> {
     Guest(u32, Order),
     GuestEnd(u32, bool),
     Record(record::Order),
+    Copies(Asked),
     Stop(Answer<Result<(), Refusal>>),
 }
 
@@ -217,6 +232,7 @@ pub(super) enum Request<S> {
 pub struct Handle<S = Settled> {
     sender: mpsc::Sender<Request<S>>,
     waker: Arc<Waker>,
+    mail: Arc<Mail>,
 }
 
 impl<S> Clone for Handle<S> {
@@ -224,6 +240,7 @@ impl<S> Clone for Handle<S> {
         Handle {
             sender: self.sender.clone(),
             waker: self.waker.clone(),
+            mail: self.mail.clone(),
         }
     }
 }
@@ -231,10 +248,16 @@ impl<S> Clone for Handle<S> {
 /// The shard's end of the channel.
 pub(super) type Requests<S> = mpsc::Receiver<Request<S>>;
 
-/// The two ends of a control channel.
-pub(super) fn channel<S>(waker: Arc<Waker>) -> (Handle<S>, Requests<S>) {
+/// The two ends of a control channel, and the mail beside it.
+pub(super) fn channel<S>(waker: Arc<Waker>) -> (Handle<S>, Requests<S>, Arc<Mail>) {
     let (sender, receiver) = mpsc::channel(REQUESTS_MAX);
-    (Handle { sender, waker }, receiver)
+    let mail = Mail::new(waker.clone());
+    let handle = Handle {
+        sender,
+        waker,
+        mail: mail.clone(),
+    };
+    (handle, receiver, mail)
 }
 
 impl<S> Handle<S> {
@@ -427,6 +450,47 @@ impl<S> Handle<S> {
 
     pub fn record_end(&self, number: u32) -> Result<(), Stopped> {
         self.ask(|answer| Request::Record(record::Order::End(number, answer)))
+    }
+
+    /// What hosts have to know of volumes for their copies; `None` of one that the log does not
+    /// know.
+    pub fn copy_views(&self, volumes: Vec<VolumeId>) -> Result<Vec<Option<CopySnapshot>>, Stopped> {
+        self.ask(|answer| Request::Copies(Asked::Views(volumes, answer)))
+    }
+
+    /// A volume or a replica that the log knows under this name.
+    pub fn find(&self, name: &str) -> Result<Option<VolumeId>, Stopped> {
+        self.ask(|answer| Request::Copies(Asked::Find(name.to_owned(), answer)))
+    }
+
+    /// From now on the batches of this volume for this peer go there. Takes the place of an older
+    /// stream of both, and of one to the same copy.
+    pub fn stream_open(&self, stream: Stream) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Copies(Asked::Order(CopyOrder::StreamOpen(stream), answer)))
+    }
+
+    /// From now on they go nowhere, and no acknowledgment of what was sent counts.
+    pub fn stream_close(&self, volume: VolumeId, peer: PeerId) -> Result<(), Stopped> {
+        self.ask(|answer| {
+            Request::Copies(Asked::Order(CopyOrder::StreamClose(volume, peer), answer))
+        })
+    }
+
+    /// From now on a copy takes the batches of this session, and of no other one: what was taken
+    /// of an earlier one is not answered any more.
+    pub fn inlet_open(&self, inlet: Inlet) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Copies(Asked::Order(CopyOrder::InletOpen(inlet), answer)))
+    }
+
+    /// From the return on a copy takes no batch, and none that it has taken is acknowledged.
+    pub fn inlet_close(&self, copy: Uuid) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Copies(Asked::Order(CopyOrder::InletClose(copy), answer)))
+    }
+
+    /// Brings the shard what other hosts send. What it is given after the shard has ended is
+    /// dropped.
+    pub fn sink(&self) -> Arc<dyn DataSink> {
+        self.mail.clone()
     }
 
     /// Orderly end: no new clients, everything acknowledged into the log, then the thread ends.

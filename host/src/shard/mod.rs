@@ -13,6 +13,7 @@ mod arrival;
 mod command;
 mod conn;
 pub mod control;
+pub mod copies;
 mod device;
 pub mod guest;
 mod listen;
@@ -36,6 +37,7 @@ use align::RangeLock;
 use command::{Commands, Stopping};
 use conn::Conn;
 use control::{Handle, HostCounters, Requests};
+use copies::Copies;
 use device::{Ending, Running};
 use engine::chart::{Cursor, Page};
 use engine::engine::{Engine, OpenError, Settled};
@@ -44,7 +46,7 @@ use engine::image::Image;
 use engine::layout::Part;
 use engine::memory::Memory;
 use engine::origin::Map;
-use engine::snapshot::Snapshot;
+use engine::snapshot::{CopySnapshot, Snapshot};
 use engine::types::{ConnectionId, IoId, Policy, RequestId, Span as Sectors, Tag, Time, VolumeId};
 use guest::Guest;
 use listen::{ExportTable, Listener};
@@ -109,6 +111,9 @@ pub trait Decide: Send + 'static {
     ) -> Result<Vec<Part>, Refusal>;
     fn chart(&self, volume: VolumeId, from: Cursor) -> Result<Page, Refusal>;
     fn snapshot(&self, now: Time) -> Snapshot;
+    /// What hosts have to know of one volume for its copies.
+    fn copy(&self, volume: VolumeId) -> Option<CopySnapshot>;
+    fn find(&self, name: &str) -> Option<VolumeId>;
 }
 
 impl Decide for Engine {
@@ -181,6 +186,14 @@ impl Decide for Engine {
 
     fn snapshot(&self, now: Time) -> Snapshot {
         Engine::snapshot_at(self, now)
+    }
+
+    fn copy(&self, volume: VolumeId) -> Option<CopySnapshot> {
+        Engine::copy(self, volume)
+    }
+
+    fn find(&self, name: &str) -> Option<VolumeId> {
+        Engine::find(self, name)
     }
 }
 
@@ -303,6 +316,7 @@ struct Shard<E: Decide> {
     counters: HostCounters,
     control: Requests<E::Settled>,
     commands: Commands,
+    copies: Copies,
     stopping: Option<Stopping>,
     waker: Arc<Waker>,
     exports: ExportTable,
@@ -377,13 +391,13 @@ fn make_ring() -> io::Result<Ring> {
 /// Starts the thread. It ends after `Handle::stop`.
 pub fn start<E: Decide>(parts: Parts<E>) -> io::Result<(Handle<E::Settled>, JoinHandle<()>)> {
     let waker = Arc::new(Waker::new()?);
-    let (handle, control) = control::channel(waker.clone());
+    let (handle, control, mail) = control::channel(waker.clone());
     let (sender, started) = mpsc::sync_channel(1);
     let thread = thread::Builder::new()
         .name("tenuto-shard".into())
         .spawn(move || {
             // The ring belongs to the thread that makes it.
-            match Shard::new(parts, control, waker) {
+            match Shard::new(parts, (control, Copies::new(mail)), waker) {
                 Ok(shard) => {
                     let told = sender.send(Ok(()));
                     told.expect("the starter waits for this");
@@ -402,7 +416,7 @@ pub fn start<E: Decide>(parts: Parts<E>) -> io::Result<(Handle<E::Settled>, Join
 impl<E: Decide> Shard<E> {
     fn new(
         parts: Parts<E>,
-        control: Requests<E::Settled>,
+        (control, copies): (Requests<E::Settled>, Copies),
         waker: Arc<Waker>,
     ) -> io::Result<Shard<E>> {
         let (workers, words) = Pool::new(waker.clone());
@@ -415,6 +429,7 @@ impl<E: Decide> Shard<E> {
             counters: HostCounters::default(),
             control,
             commands: Commands::default(),
+            copies,
             stopping: None,
             waker,
             exports: ExportTable::default(),
@@ -512,6 +527,7 @@ impl<E: Decide> Shard<E> {
                 self.collect_outcomes();
                 self.collect_links();
                 self.take_requests();
+                self.take_mail();
             }
             tag::ACCEPT => self.finish_accept(slot, completed.result),
             tag::RECEIVE => self.finish_receive(slot, completed),
@@ -597,7 +613,12 @@ impl<E: Decide> Shard<E> {
                 Action::Io(_) if self.is_parked() => {}
                 Action::Io(io) => self.start_io(io),
                 Action::Reply { request, result } => self.replies.push_back((request, result)),
-                Action::Send { .. } => unreachable!("no peer was started"),
+                Action::Send {
+                    volume,
+                    peer,
+                    number,
+                    batch,
+                } => self.send_batch((volume, peer), number, &batch),
             }
         }
     }
@@ -611,6 +632,7 @@ impl<E: Decide> Shard<E> {
             } else if let Some((request, result)) = self.replies.pop_front() {
                 match guest::slot_of(request.connection) {
                     _ if Commands::owns(request) => self.finish_command(request, result),
+                    _ if Copies::owns(request) => self.finish_batch(request, result),
                     Some(slot) => self.guest_reply(slot, request, result),
                     None => self.take_reply(request, result),
                 }
@@ -624,6 +646,7 @@ impl<E: Decide> Shard<E> {
             } else if self.freed {
                 self.freed = false;
                 self.to_drive.extend(self.starving.front());
+                self.give_waiting();
             } else {
                 return;
             }
@@ -676,5 +699,7 @@ impl<E: Decide> Shard<E> {
     }
 }
 
+#[cfg(test)]
+mod copies_tests;
 #[cfg(test)]
 mod tests;

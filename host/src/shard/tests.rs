@@ -11,32 +11,48 @@ use crate::origin::san::Params;
 use engine::chart::{Cursor, Page};
 use engine::engine::OpenError;
 use engine::event::{
-    Action, Admission, Command, Device, Event, Io, Op, Purpose, Refusal, Tuning, VolumeSpec,
+    Action, Admission, Batch, Command, Device, Event, Io, Op, Purpose, Refusal, Tuning, VolumeSpec,
 };
 use engine::image::Image;
 use engine::layout::{Holds, Part};
 use engine::memory::{Area, Memory, Place, Slice};
 use engine::origin::Map;
 use engine::snapshot::{CacheState, Snapshot};
-use engine::types::{DestageMode, IoId, Policy, RequestId, Span, Tag, Time, Uuid, VolumeId};
+use engine::types::{
+    DestageMode, IoId, PeerId, Policy, RequestId, Span, Tag, Time, Uuid, VolumeId,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use workload::rng::Rng;
 
 const SIZE: u64 = 64 << 20;
 
-/// Every request becomes one request to the origin. Writes to the volume "held" wait for ever.
+/// Every request becomes one request to the origin. Writes to the volume "held" wait for ever, and
+/// so does what comes from other hosts, until a command says what becomes of it.
 #[derive(Default)]
-struct PassThrough {
+pub(super) struct PassThrough {
+    pub peers: Arc<Mutex<Peers>>,
     actions: VecDeque<Action>,
     running: BTreeMap<IoId, RequestId>,
     waiting: Vec<RequestId>,
     names: Vec<String>,
     next: u64,
+}
+
+/// What an engine has heard of other hosts.
+#[derive(Default)]
+pub(super) struct Peers {
+    /// Not replied to; with their bytes.
+    pub batches: VecDeque<(RequestId, VolumeId, Batch, Vec<u8>)>,
+    pub replicated: Vec<(VolumeId, PeerId, u64)>,
+    pub commands: Vec<Command>,
+    /// Sent by the next command; its bytes lie at the start of the stage.
+    pub to_send: Option<(VolumeId, PeerId, u64, Batch)>,
 }
 
 impl PassThrough {
@@ -56,6 +72,37 @@ impl PassThrough {
             slices: slices.into_iter().collect(),
             purpose: Purpose::GuestWrite,
         }));
+    }
+
+    /// What a command does about other hosts: the first batch is durable, or is refused, or one is
+    /// sent.
+    fn order(&mut self, memory: &mut dyn Memory, command: &Command) {
+        let peers = self.peers.clone();
+        let mut peers = peers.lock().expect("whole");
+        // What a batch that was sent has named is something else after the next event.
+        let stage = Place::new(Area::Stage, 0);
+        memory.zero(stage, 4096);
+        peers.commands.push(command.clone());
+        let first = match command {
+            Command::Destage { .. } => peers.batches.pop_front().map(|it| (it.0, Ok(()))),
+            Command::Reset { .. } => peers
+                .batches
+                .pop_front()
+                .map(|it| (it.0, Err(Refusal::OutOfRange))),
+            _ => None,
+        };
+        if let Some((request, result)) = first {
+            self.reply(request, result);
+        }
+        if let Some((volume, peer, number, batch)) = peers.to_send.take() {
+            memory.store(stage, &[7; 4096]);
+            self.actions.push_back(Action::Send {
+                volume,
+                peer,
+                number,
+                batch,
+            });
+        }
     }
 
     fn reply(&mut self, request: RequestId, result: Result<(), Refusal>) {
@@ -92,7 +139,7 @@ impl Decide for PassThrough {
         Some(Policy::Uncached)
     }
 
-    fn apply(&mut self, _now: Time, event: Event, _memory: &mut dyn Memory) {
+    fn apply(&mut self, _now: Time, event: Event, memory: &mut dyn Memory) {
         match event {
             Event::Read {
                 volume,
@@ -170,9 +217,32 @@ impl Decide for PassThrough {
                 let request = self.running.remove(&io).expect("asked for once");
                 self.reply(request, result.map_err(|_| Refusal::Io));
             }
-            Event::Admin { request, .. } => self.reply(request, Ok(())),
-            Event::Replicate { .. } | Event::Replicated { .. } => {
-                unreachable!("there are no peers")
+            Event::Admin { request, command } => {
+                self.order(memory, &command);
+                self.reply(request, Ok(()));
+            }
+            Event::Replicate {
+                volume,
+                request,
+                batch,
+            } => {
+                let mut bytes = Vec::new();
+                for part in &batch.parts {
+                    let Some(place) = part.source else { continue };
+                    let start = bytes.len();
+                    bytes.resize(start + part.span.sectors as usize * 512, 0);
+                    memory.load(place, &mut bytes[start..]);
+                }
+                let mut peers = self.peers.lock().expect("whole");
+                peers.batches.push_back((request, volume, batch, bytes));
+            }
+            Event::Replicated {
+                volume,
+                peer,
+                number,
+            } => {
+                let mut peers = self.peers.lock().expect("whole");
+                peers.replicated.push((volume, peer, number));
             }
             Event::Tick => {}
         }
@@ -224,18 +294,31 @@ impl Decide for PassThrough {
             scrub: None,
         }
     }
+
+    fn copy(&self, _volume: VolumeId) -> Option<engine::snapshot::CopySnapshot> {
+        None
+    }
+
+    fn find(&self, _name: &str) -> Option<VolumeId> {
+        None
+    }
 }
 
 /// A running shard with one volume and one socket.
-struct House {
-    handle: super::Handle<()>,
-    thread: JoinHandle<()>,
+pub(super) struct House {
+    pub handle: super::Handle<()>,
+    pub thread: JoinHandle<()>,
     socket: PathBuf,
-    volume: VolumeId,
+    pub volume: VolumeId,
+    pub peers: Arc<Mutex<Peers>>,
     _dir: tempfile::TempDir,
 }
 
 fn house(name: &str, san: Option<Params>) -> House {
+    house_with(name, san, Vec::new())
+}
+
+pub(super) fn house_with(name: &str, san: Option<Params>, counts: Vec<PeerId>) -> House {
     let dir = tempfile::tempdir().expect("directory");
     let image = dir.path().join("image");
     std::fs::File::create(&image)
@@ -243,8 +326,10 @@ fn house(name: &str, san: Option<Params>) -> House {
         .expect("image");
     let arena = || Arena::anonymous(1 << 20).expect("mapped");
     let pool = BufferPool::new(POOL_BYTES_DEFAULT).expect("mapped");
+    let engine = PassThrough::default();
+    let peers = engine.peers.clone();
     let parts = Parts {
-        engine: PassThrough::default(),
+        engine,
         memory: HostMemory::new(arena(), arena(), arena(), pool),
         files: Files::without_cache(),
     };
@@ -278,6 +363,7 @@ fn house(name: &str, san: Option<Params>) -> House {
         settled: (),
         map: None,
         exports: vec![(name.to_owned(), export)],
+        counts,
     };
     handle.attach(attach).expect("joins");
     let socket = dir.path().join("nbd.sock");
@@ -290,6 +376,7 @@ fn house(name: &str, san: Option<Params>) -> House {
         thread,
         socket,
         volume,
+        peers,
         _dir: dir,
     }
 }
@@ -331,7 +418,7 @@ impl House {
     }
 
     /// Waits until this is true of the host's counters.
-    fn until(&self, what: &str, wanted: impl Fn(&HostSnapshot) -> bool) {
+    pub fn until(&self, what: &str, wanted: impl Fn(&HostSnapshot) -> bool) {
         let start = Instant::now();
         while !wanted(&self.snapshot()) {
             assert!(
@@ -343,7 +430,7 @@ impl House {
     }
 
     /// Stops, and checks that nothing was left behind.
-    fn close(self) {
+    pub fn close(self) {
         self.until("all connections are gone", |all| all.host.connections == 0);
         let host = self.snapshot().host;
         assert_eq!((host.buffer_bytes_used, host.requests_in_flight), (0, 0));

@@ -1,7 +1,8 @@
 //! The fence program of an administrator: it makes sure that a host can write no more.
 //!
 //! Always true: it is called for a silent owner that has nothing dirty by the ledger of its epoch,
-//! because only then can another host go on without loss; with the owner's name as its one
+//! or whose record names copies on other hosts, because only then can another host go on without
+//! loss; with the owner's name as its one
 //! argument; and not twice at a time for one volume. Its success is proof (C9) for the record that
 //! was the newest when it was called. Deliberately absent: what the program does.
 
@@ -13,6 +14,9 @@ use std::time::{Duration, Instant};
 
 /// A link that is down for a moment is no reason to fence a host.
 const SILENCE_MIN: Duration = Duration::from_secs(5);
+/// Of one whose volume another host can go on with at once: that a client is here shows that it was
+/// started again.
+const SILENCE_MIN_COPIES: Duration = Duration::from_secs(1);
 /// Between two calls for one volume.
 const AGAIN: Duration = Duration::from_secs(30);
 /// A program that takes longer is ended.
@@ -44,7 +48,11 @@ impl Entry {
         let fencing = &mut self.fencing;
         let silent = fencing.silent.get_or_insert_with(Instant::now).elapsed();
         let lately = fencing.called.is_some_and(|it| it.elapsed() < AGAIN);
-        (silent >= SILENCE_MIN && !lately && !fencing.running).then_some(record)
+        let least = match record.has_copies_elsewhere() {
+            true => SILENCE_MIN_COPIES,
+            false => SILENCE_MIN,
+        };
+        (silent >= least && !lately && !fencing.running).then_some(record)
     }
 }
 
@@ -65,8 +73,10 @@ impl Manager {
             (fencing.called, fencing.running) = (Some(Instant::now()), true);
             let (name, inputs, program) = (name.clone(), self.inputs.clone(), program.clone());
             self.workers.run(move |_| {
+                // What it has not destaged is at its copies, or lost.
+                let alone = !record.has_copies_elsewhere();
                 let owner = record.owner.map(|it| it.name).unwrap_or_default();
-                let fenced = match sides.owes(record.epoch) {
+                let fenced = match alone && sides.owes(record.epoch) {
                     true => Err("it may have dirty data, so it is not fenced".to_owned()),
                     false => call(&program, &owner),
                 };

@@ -7,7 +7,7 @@ use super::{Action, Entry, Event, Input, Job, Manager, Shown, State, locked};
 use crate::config::units::human_bytes;
 use engine::types::Uuid;
 use node::message::{Body, Message};
-
+use node::record::Record;
 use node::unit::Answer;
 use node::vault::{Cas, Look};
 use std::collections::VecDeque;
@@ -107,7 +107,8 @@ impl Manager {
                     tell(Event::Decided(outcome));
                 }
             }),
-            Action::Serve { record } => self.queue(name, Job::Serve(Box::new(record))),
+            Action::Serve { record } => self.queue(name, Job::Serve(Box::new(record), Vec::new())),
+            Action::Lend { record } => self.begin_taking(name, record),
             Action::Drain => self.queue(name, Job::LetGo),
             Action::Stop => {
                 let owner = self.owner(name);
@@ -119,7 +120,7 @@ impl Manager {
         }
     }
 
-    fn queue(&mut self, name: &str, job: Job) {
+    pub(super) fn queue(&mut self, name: &str, job: Job) {
         let entry = self.entries.get_mut(name).expect("it has ordered this");
         entry.jobs.push_back(job);
         if !entry.busy {
@@ -134,12 +135,13 @@ impl Manager {
         };
         let (sides, _) = entry.place.clone().expect("found with its unit");
         let at_rest = entry.leaving && entry.remover.is_none();
+        let deposes = matches!(job, Job::Depose(_));
         let (inputs, volumes) = (self.inputs.clone(), self.volumes.clone());
         let owned = name.to_owned();
         let work = move || {
             match job {
-                Job::Serve(record) => {
-                    let served = volumes.serve(&owned, record.epoch);
+                Job::Serve(record, counts) => {
+                    let served = volumes.serve(&owned, record.epoch, &counts);
                     if served.is_ok() {
                         sides.remove_before(record.epoch);
                     }
@@ -152,7 +154,7 @@ impl Manager {
                 }
                 Job::Depose(owner) => volumes.depose(&owned, &owner),
             }
-            let _ = inputs.send(Input::Done(owned));
+            let _ = inputs.send(Input::Done(owned, deposes));
         };
         let thread = std::thread::Builder::new().name("unit".into());
         match thread.spawn(work) {
@@ -167,11 +169,15 @@ impl Manager {
         }
     }
 
-    pub(super) fn done(&mut self, name: &str) {
+    pub(super) fn done(&mut self, name: &str, deposed: bool) {
         let Some(entry) = self.entries.get_mut(name) else {
             return;
         };
         entry.busy = false;
+        if deposed {
+            (entry.serves, entry.proof) = (false, None);
+            self.retire_copy(name);
+        }
         self.next_job(name);
         self.end_if_removed(name);
     }
@@ -183,20 +189,31 @@ impl Manager {
         };
         entry.held = served.clone().err();
         entry.owes = false;
+        entry.serves = served.is_ok();
+        let serves = served.is_ok();
         if let Some(taker) = entry.taker.take() {
             let _ = taker.send(served);
         }
+        self.served_with_copies(name, serves);
+        self.begin_copies(name);
         self.show(name);
     }
 
     /// A volume that is to be forgotten is, once nothing of it is under way.
-    fn end_if_removed(&mut self, name: &str) {
+    pub(super) fn end_if_removed(&mut self, name: &str) {
         let Some(entry) = self.entries.get_mut(name) else {
             return;
         };
         let state = entry.unit.as_ref().map(|(_, unit)| unit.state().clone());
+        let rests = entry
+            .owning
+            .as_ref()
+            .is_some_and(super::owning::Owning::rests);
         let ended = match state {
             Some(State::Owner) if !entry.busy => Some(Err("clients are connected".to_owned())),
+            Some(State::Lent) if rests && !entry.busy => {
+                Some(Err("clients are connected".to_owned()))
+            }
             Some(State::Away) if !entry.busy => Some(Ok(())),
             Some(State::Held(why)) if !entry.busy => Some(Err(why)),
             _ => None,
@@ -213,12 +230,17 @@ impl Manager {
     }
 
     pub(super) fn owner(&self, name: &str) -> Option<String> {
-        let unit = self.entries.get(name)?.unit.as_ref()?;
-        let owner = unit.1.newest()?.owner.as_ref()?;
+        let entry = self.entries.get(name)?;
+        let unit = entry.unit.as_ref()?;
+        let owning = entry.owning.as_ref().map(|it| it.record());
+        let owner = owning.or(unit.1.newest())?.owner.as_ref()?;
         Some(owner.name.clone())
     }
 
-    fn host(&self, host: Uuid) -> String {
+    pub(super) fn host(&self, host: Uuid) -> String {
+        if host == self.member.me.host {
+            return self.member.me.name.clone();
+        }
         self.post.name(host).unwrap_or_else(|| host.to_string())
     }
 
@@ -246,10 +268,12 @@ impl Manager {
             return;
         };
         let state = entry.unit.as_ref().map(|(_, unit)| unit.state());
-        let Some(State::Held(why)) = state else {
-            return;
+        let problem = entry.owning.as_ref().and_then(|it| it.problem.as_ref());
+        let why = match (state, problem) {
+            (Some(State::Held(why)), _) => why.clone(),
+            (Some(State::Lent), Some(why)) => why.clone(),
+            _ => return,
         };
-        let why = why.clone();
         if let Some(taker) = entry.taker.take() {
             let _ = taker.send(Err(format!("volume {name}: {why}")));
         }
@@ -289,9 +313,14 @@ impl Manager {
             State::Proof => {
                 let tried = entry.fencing.trouble.as_deref();
                 let tried = tried.map_or(String::new(), |it| format!(" ({it})"));
+                let copies = unit.newest().is_some_and(Record::has_copies_elsewhere);
+                let has = match copies {
+                    true => "nothing is lost, but nothing shows that it writes no more",
+                    false => "has what it has not destaged",
+                };
                 let words = format!(
-                    "{silent} does not answer, and has what it has not destaged{tried}; start it, \
-                     or when it can write no more run `tenuto volume takeover {name} --fenced`"
+                    "{silent} does not answer, and {has}{tried}; start it, or when it can write \
+                     no more run `tenuto volume takeover {name} --fenced`"
                 );
                 ("waiting-for-proof", Some(words))
             }
@@ -300,23 +329,26 @@ impl Manager {
             State::Deciding(_) | State::Draining => ("releasing", None),
             State::Owner => ("owner", entry.held.clone()),
             State::Held(why) => ("held", Some(why.clone())),
+            State::Lent => self.describe_lent(entry),
         };
-        let newest = unit.newest();
+        let owning = entry.owning.as_ref();
+        let newest = owning.map(|it| it.record()).or(unit.newest());
         Shown {
             unit: Some(*id),
             term: newest.map_or(0, |newest| newest.number),
             epoch: newest.map_or(0, |newest| newest.epoch.number),
             owner,
-            here: matches!(unit.state(), State::Owner | State::Draining),
+            here: self.is_here(name),
             state,
             reason,
             proof: entry.proof,
+            replication: self.describe_copies(entry),
         }
     }
 }
 
 /// A storage may still work on what the kernel of before had under way (C9).
-fn wait_for_quiet(quiet: Duration, ends: &AtomicBool) {
+pub(super) fn wait_for_quiet(quiet: Duration, ends: &AtomicBool) {
     loop {
         let up = crate::sys::uptime();
         if up >= quiet || ends.load(Ordering::Acquire) {

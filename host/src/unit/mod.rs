@@ -7,15 +7,26 @@
 //! may be done, which the machines decide; how a volume is served, which the daemon does; and how
 //! hosts are reached.
 
+pub mod copies;
+pub mod logs;
 pub mod sides;
 
 mod fence;
+mod fetch;
 mod jobs;
+mod kept;
+mod owning;
 mod remember;
+mod replicas;
+mod shown;
+mod streams;
 
+use crate::cluster::data::Outlet;
 use crate::vault::Records;
 use crate::waiting::Waiting;
-use engine::types::Uuid;
+use copies::{CopyShown, Replication};
+use engine::types::{PeerId, Uuid};
+use logs::{Logs, Neighbour};
 use node::message::{Body, Message};
 use node::record::{Epoch, Record};
 use node::unit::{Action, Cx, Drained, Event, Nonces, State, Unit};
@@ -46,17 +57,22 @@ pub struct Named {
     pub journal_place: Option<PathBuf>,
     /// How long the storage may still work on what a kernel that is gone had under way.
     pub quiet: Duration,
+    /// Copies of its dirty data that are wanted on other hosts.
+    pub replicas: u8,
 }
 
 /// What the daemon does with a volume by order of its unit. Each call may take long.
 pub trait Volumes: Send + Sync {
-    /// Serves it with ledger and journal of this epoch, or holds it; why it is held.
-    fn serve(&self, name: &str, epoch: Epoch) -> Result<(), String>;
+    /// Serves it with ledger and journal of this epoch, or holds it; why it is held. Its flushes
+    /// need these peers from the first one on.
+    fn serve(&self, name: &str, epoch: Epoch, counts: &[PeerId]) -> Result<(), String>;
     /// Lets go of it with everything at its origin, unless clients are connected. `at_rest`: only
     /// if that is so already.
     fn let_go(&self, name: &str, at_rest: bool) -> Drained;
     /// Lets go of it at once: its origin is another host's.
     fn depose(&self, name: &str, owner: &str);
+    /// Whether its image is raw: of others copies are not in this version.
+    fn is_raw(&self, name: &str) -> bool;
     /// Why it is not served, and whether an administrator has to do something about it.
     fn explain(&self, name: &str, reason: String, wrong: bool);
     /// Counts clients anew that wait for it.
@@ -70,6 +86,10 @@ pub trait Post: Send + Sync {
     fn send(&self, host: Uuid, body: Vec<u8>) -> bool;
     /// What an administrator calls it.
     fn name(&self, host: Uuid) -> Option<String>;
+    /// Where batches for a host go.
+    fn outlet(&self, host: Uuid) -> Option<Arc<dyn Outlet>>;
+    /// Hosts that there is a link to.
+    fn neighbours(&self) -> Vec<Neighbour>;
 }
 
 /// What is shown of a unit.
@@ -86,6 +106,8 @@ pub struct Shown {
     pub reason: Option<String>,
     /// Of the owner whose right was taken: why it writes no more.
     pub proof: Option<&'static str>,
+    /// Of a volume that is served here and has copies on other hosts, or shall have some.
+    pub replication: Option<Replication>,
 }
 
 impl Shown {
@@ -98,12 +120,20 @@ impl Shown {
 enum Input {
     Add(Box<Named>, Waiting),
     Found(String, Result<(Sides, Uuid, Records), String>),
+    Copy(Uuid, kept::Step, Option<(Uuid, Body)>),
+    Own(String, owning::Step),
+    Replicas(String, u8),
+    /// A data connection of this host has ended.
+    DataDown(Uuid),
+    /// What has come back on one.
+    Data(Uuid, Body),
     Of(String, Box<Event>),
     /// Another host was given what this one has the dirty data of.
     Owed(String),
     Fenced(String, Result<(), String>),
     Served(String, Result<(), String>),
-    Done(String),
+    /// What was ordered is done; whether it was deposed.
+    Done(String, bool),
     Heard(Uuid, Vec<u8>),
     Link(Uuid, bool),
     TakeOver(String, SyncSender<Result<(), String>>),
@@ -118,7 +148,7 @@ enum Input {
 /// An order that touches the volume itself.
 #[derive(Clone)]
 enum Job {
-    Serve(Box<Record>),
+    Serve(Box<Record>, Vec<PeerId>),
     LetGo,
     Depose(String),
 }
@@ -145,12 +175,19 @@ struct Entry {
     fencing: fence::Fencing,
     /// Why it is held although this host owns it.
     held: Option<String>,
+    /// It is served here.
+    serves: bool,
+    /// Its image is of a format that has no copies.
+    unfit: bool,
+    /// It has copies, which decide about it.
+    owning: Option<owning::Owning>,
 }
 
 /// The units of a daemon.
 pub struct Units {
     inputs: SyncSender<Input>,
     shown: Arc<Mutex<BTreeMap<String, Shown>>>,
+    copies_shown: Arc<Mutex<Vec<CopyShown>>>,
     ends: Arc<AtomicBool>,
 }
 
@@ -172,11 +209,13 @@ impl Units {
         state_dir: PathBuf,
         volumes: Arc<dyn Volumes>,
         post: Arc<dyn Post>,
+        logs: Arc<dyn Logs>,
     ) -> std::io::Result<Units> {
         let (inputs, events) = sync_channel(EVENTS_MAX);
         let shown = Arc::default();
+        let copies_shown = Arc::default();
         let ends = Arc::new(AtomicBool::new(false));
-        let manager = Manager {
+        let mut manager = Manager {
             member,
             memory: remember::Memory::open(&state_dir)?,
             volumes,
@@ -186,13 +225,21 @@ impl Units {
             entries: BTreeMap::new(),
             links: BTreeSet::new(),
             shown: Arc::clone(&shown),
+            logs,
+            copies: BTreeMap::new(),
+            making: BTreeSet::new(),
+            peer_ids: BTreeMap::new(),
+            later: VecDeque::new(),
+            copies_shown: Arc::clone(&copies_shown),
         };
+        manager.recover_copies();
         let thread = std::thread::Builder::new().name("units".into());
         let ending = ends.clone();
         thread.spawn(move || manager.run(&events, &ending))?;
         Ok(Units {
             inputs,
             shown,
+            copies_shown,
             ends,
         })
     }
@@ -213,6 +260,21 @@ impl Units {
 
     pub fn heard(&self, host: Uuid, body: Vec<u8>) {
         self.put(Input::Heard(host, body));
+    }
+
+    /// A data connection that this host has made has ended.
+    pub fn data_down(&self, host: Uuid) {
+        self.put(Input::DataDown(host));
+    }
+
+    /// What has come back on a data connection.
+    pub fn data(&self, host: Uuid, body: Body) {
+        self.put(Input::Data(host, body));
+    }
+
+    /// So many copies on other hosts are wanted from now on.
+    pub fn set_replicas(&self, name: &str, replicas: u8) {
+        self.put(Input::Replicas(name.to_owned(), replicas));
     }
 
     /// Goes on without the owner, which an administrator says to write no more.
@@ -263,6 +325,11 @@ impl Units {
     pub fn shown(&self) -> BTreeMap<String, Shown> {
         locked(&self.shown).clone()
     }
+
+    /// Copies that this host keeps for others.
+    pub fn copies_shown(&self) -> Vec<CopyShown> {
+        locked(&self.copies_shown).clone()
+    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -280,6 +347,16 @@ struct Manager {
     links: BTreeSet<Uuid>,
     /// Held to copy or to set plain data.
     shown: Arc<Mutex<BTreeMap<String, Shown>>>,
+    logs: Arc<dyn Logs>,
+    /// By the name of the copy.
+    copies: BTreeMap<Uuid, kept::Kept>,
+    /// Copies that are being made.
+    making: BTreeSet<Uuid>,
+    /// How the log calls other hosts.
+    peer_ids: BTreeMap<Uuid, u32>,
+    /// What this host says to itself.
+    later: VecDeque<(Uuid, Body)>,
+    copies_shown: Arc<Mutex<Vec<CopyShown>>>,
 }
 
 impl Manager {
@@ -296,7 +373,9 @@ impl Manager {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            self.hear_oneself();
             self.look_for_clients();
+            self.look_at_streams();
             if ticked.elapsed() >= TICK_EVERY {
                 ticked = Instant::now();
                 self.tick();
@@ -314,6 +393,11 @@ impl Manager {
             Input::Add(settings, waiting) => self.add(*settings, waiting),
             Input::Found(name, found) => self.found(&name, found),
             Input::Of(name, event) => self.event(&name, *event),
+            Input::Copy(copy, step, told) => self.copy_step(copy, step, told),
+            Input::Own(name, step) => self.own_step(&name, step),
+            Input::Replicas(name, replicas) => self.set_replicas(&name, replicas),
+            Input::DataDown(host) => self.data_down(host),
+            Input::Data(host, body) => self.heard_data(host, body),
             Input::Owed(name) => {
                 if let Some(entry) = self.entries.get_mut(&name) {
                     entry.owes = true;
@@ -321,7 +405,7 @@ impl Manager {
             }
             Input::Fenced(name, fenced) => self.fenced(&name, fenced),
             Input::Served(name, served) => self.served(&name, served),
-            Input::Done(name) => self.done(&name),
+            Input::Done(name, deposed) => self.done(&name, deposed),
             Input::Heard(host, body) => self.heard(host, &body),
             Input::Link(host, up) => self.link(host, up),
             Input::TakeOver(name, answer) => self.take_over(&name, answer),
@@ -351,6 +435,9 @@ impl Manager {
             proof: None,
             fencing: fence::Fencing::default(),
             held: None,
+            serves: false,
+            unfit: false,
+            owning: None,
         };
         self.entries.insert(name.clone(), entry);
         self.find(&name);
@@ -411,6 +498,12 @@ impl Manager {
         let Some(entry) = self.entries.get_mut(name) else {
             return;
         };
+        if let (Event::Drained(done), Some(_)) = (&event, &entry.owning) {
+            return self.let_go_of_copies(name, *done);
+        }
+        if let Event::Drained(Drained::Done) = event {
+            (entry.serves, entry.proof) = (false, None);
+        }
         let Some((_, unit)) = &mut entry.unit else {
             return;
         };
@@ -466,14 +559,35 @@ impl Manager {
     }
 
     fn heard(&mut self, from: Uuid, body: &[u8]) {
-        let Ok(Message { unit, body }) = Message::parse(body) else {
-            tracing::warn!("a host sends what is no message about a volume");
+        match Message::parse(body) {
+            Ok(Message { unit, body }) => self.take_message(from, unit, body),
+            Err(_) => tracing::warn!("a host sends what is no message about a volume"),
+        }
+    }
+
+    /// What this host has said to itself.
+    fn hear_oneself(&mut self) {
+        while let Some((unit, body)) = self.later.pop_front() {
+            self.take_message(self.member.me.host, unit, body);
+        }
+    }
+
+    fn take_message(&mut self, from: Uuid, unit: Uuid, body: Body) {
+        if self.copy_heard(from, unit, body.clone()) {
             return;
-        };
+        }
         let of = |entry: &Entry| entry.unit.as_ref().is_some_and(|(id, _)| *id == unit);
         let found = self.entries.iter().find(|(_, entry)| of(entry));
         match found.map(|(name, _)| name.clone()) {
-            Some(name) => self.event(&name, Event::Heard { from, body }),
+            Some(name) => {
+                if self.owner_heard(&name, from, body.clone()) {
+                    return;
+                }
+                if let Body::Probed { status } = &body {
+                    self.answer_offer(from, unit, status);
+                }
+                self.event(&name, Event::Heard { from, body });
+            }
             None if matches!(body, Body::Take { .. }) => {
                 let name = &self.member.me.name;
                 let why = format!("{name} does not name this volume; name it there again");
@@ -521,8 +635,11 @@ impl Manager {
             }
             if !entry_leaves(&self.entries, &name) {
                 self.event(&name, Event::Tick);
+                self.retire_old(&name);
             }
+            self.tick_copies(&name);
         }
+        self.offer_copies();
     }
 
     fn take_over(&mut self, name: &str, answer: SyncSender<Result<(), String>>) {
@@ -558,7 +675,12 @@ impl Manager {
 
     fn is_here(&self, name: &str) -> bool {
         let unit = self.entries.get(name).and_then(|it| it.unit.as_ref());
-        unit.is_some_and(|(_, unit)| matches!(unit.state(), State::Owner | State::Draining))
+        let owner = unit.is_some_and(|(_, unit)| {
+            let state = unit.state();
+            matches!(state, State::Owner | State::Draining)
+        });
+        let owning = self.entries.get(name).and_then(|it| it.owning.as_ref());
+        owner || owning.is_some_and(owning::Owning::is_here)
     }
 
     fn remove(&mut self, name: &str, answer: SyncSender<Result<(), String>>) {
@@ -568,6 +690,7 @@ impl Manager {
                 entry.remover = Some(answer);
                 entry.leaving = true;
                 self.event(name, Event::Leave);
+                self.let_go_with_copies(name);
             }
             Some(entry) if entry.may_own() => {
                 let why = "this host may own it, and cannot let go of it now; try again";
@@ -590,6 +713,7 @@ impl Manager {
             let entry = self.entries.get_mut(&name).expect("just listed");
             entry.leaving = true;
             self.event(&name, Event::Leave);
+            self.let_go_with_copies(&name);
         }
     }
 }
@@ -612,6 +736,12 @@ impl Entry {
             state,
             Some(State::Draining | State::Remembering(_) | State::Deciding(_))
         );
-        !busy && !self.busy
+        let leaves = self.owning.as_ref().is_some_and(owning::Owning::leaves);
+        !busy && !self.busy && !leaves
+    }
+
+    /// Its volume is served here now.
+    fn is_served(&self) -> bool {
+        self.serves
     }
 }

@@ -33,6 +33,8 @@ pub struct Membership {
     pub cluster: Uuid,
     /// For people.
     pub name: String,
+    /// What fails together with this host; empty: itself only.
+    pub domain: String,
     pub vault: Vault,
     /// A program that is called with the name of a host, and ends with 0 when that host can write
     /// no more.

@@ -2,7 +2,8 @@
 //!
 //! Owns one run: a guest with writes, zeroes and flushes, a link that breaks, daemons that are
 //! killed and hosts that lose power on both sides, a peer that is given up and counted again; and
-//! at the end the owner dies, and the replica is taken over. The records of the cluster are a flag
+//! at the end the owner dies, the replica is taken over, what the old owner has is retired, and a
+//! third host fetches that. The records of the cluster are a flag
 //! here: whether the peer is a member, which the pair changes as the rules for sets say.
 //!
 //! Always true: both engines are the product's own; nothing depends on anything but the seed. What
@@ -636,14 +637,57 @@ impl Pair {
         if self.rng.chance(400) {
             self.peer.crash(true)?;
         }
+        let old = self.disk;
         // The storage is one for both, and the old owner writes no more.
         self.peer.devices.origins = std::mem::take(&mut self.owner.devices.origins);
         std::mem::swap(&mut self.owner, &mut self.peer);
         self.disk = attach(&mut self.owner, self.tuning)?;
         self.judge_alone(promised)?;
+        self.retire(old)?;
         self.counters.taken_over += 1;
         self.counters.with_flushes += u64::from(promised > 0);
         Ok(())
+    }
+
+    /// What the owner before has becomes a frozen replica, and a third host fetches it.
+    fn retire(&mut self, volume: VolumeId) -> Result<(), String> {
+        let (name, term) = ("old".to_owned(), 3);
+        let there = &mut self.peer;
+        expect(there.order(Command::Retire { volume, name, term }))?;
+        let end = |host: &mut Machine, id| host.engine().copy(id).and_then(|it| it.replica);
+        let said = end(there, volume).ok_or("it is no replica")?;
+        if self.rng.chance(400) {
+            there.crash(true)?;
+        }
+        if end(there, volume) != Some(said) {
+            return Err(format!("what was retired is {said:?} no more"));
+        }
+        let shown = there.show(volume).ok_or("no volume")?;
+        let mut third = Machine::new(&mut self.rng)?;
+        let replica = third.engine().place("third");
+        let spec = ReplicaSpec {
+            name: "third".to_owned(),
+            origin: shown.origin,
+            uuid: shown.uuid,
+            size_bytes: shown.size_bytes,
+            lineage: shown.lineage,
+            term,
+            destaged: shown.destaged_serial,
+        };
+        let (peer, have) = (PEER, spec.destaged);
+        let keep = Command::KeepReplica {
+            volume: replica,
+            spec,
+        };
+        expect(third.order(keep))?;
+        expect(there.order(Command::StartPeer { volume, peer, have }))?;
+        fetch(there, volume, (&mut third, replica))?;
+        third.crash(true)?;
+        let found = end(&mut third, replica).ok_or("no replica")?;
+        match found.end == said.end {
+            true => Ok(()),
+            false => Err(format!("{said:?} was fetched as {found:?}")),
+        }
     }
 
     /// The peer was away, and gets some of what it lacks.
@@ -744,6 +788,53 @@ impl Pair {
         let found = self.owner.read(self.disk, SECTORS)?;
         self.model.judge(&found, least).map(drop)
     }
+}
+
+/// Brings all of a frozen replica to another host.
+fn fetch(
+    there: &mut Machine,
+    volume: VolumeId,
+    (third, replica): (&mut Machine, VolumeId),
+) -> Result<(), String> {
+    for _ in 0..BRING_UP_MAX {
+        let copy = there.engine().copy(volume).ok_or("no volume")?;
+        let peer = copy.peers.first().ok_or("the peer was stopped")?;
+        if Some(peer.durable) == copy.replica.map(|it| it.end) {
+            return Ok(());
+        }
+        let Some(sent) = there.sent.pop_front() else {
+            if !there.complete() {
+                there.pass(1_000_000);
+            }
+            continue;
+        };
+        let buffer = third.memory.buffer_add(sent.bytes);
+        let mut batch = sent.batch;
+        for place in batch.parts.iter_mut().filter_map(|it| it.source.as_mut()) {
+            place.area = engine::memory::Area::Buffer(buffer);
+        }
+        let (request, volume_there, number) = (third.request(), volume, sent.number);
+        third.apply(Event::Replicate {
+            volume: replica,
+            request,
+            batch,
+        });
+        let answer = loop {
+            match third.answer(request) {
+                Some(answer) => break answer,
+                None if third.complete() => {}
+                None => third.pass(1_000_000),
+            }
+        };
+        third.memory.buffer_remove(buffer);
+        expect(Ok(answer))?;
+        there.apply(Event::Replicated {
+            volume: volume_there,
+            peer: PEER,
+            number,
+        });
+    }
+    Err("a frozen replica is never fetched".to_owned())
 }
 
 /// The order was carried out.

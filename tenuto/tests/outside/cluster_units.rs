@@ -82,6 +82,10 @@ impl Host {
         self.daemon.take().expect("it runs").stop()
     }
 
+    pub fn pid(&self) -> u32 {
+        self.daemon.as_ref().expect("it runs").pid()
+    }
+
     pub fn client(&self) -> Client {
         self.rig.connect("disk")
     }

@@ -9,6 +9,7 @@ mod agents;
 mod bench;
 mod cli;
 mod clients;
+mod cluster_copies;
 mod cluster_etcd;
 mod cluster_links;
 mod cluster_units;

@@ -95,7 +95,14 @@ impl Pair {
 
     /// The owner comes to the replica, and sends what it lacks.
     fn open(&mut self) {
-        let spec = replica_spec(self.owner.show(self.disk).destaged_serial);
+        self.open_by(3);
+    }
+
+    fn open_by(&mut self, term: u64) {
+        let spec = ReplicaSpec {
+            term,
+            ..replica_spec(self.owner.show(self.disk).destaged_serial)
+        };
         let volume = self.replica;
         let kept = self.member.order(Command::KeepReplica { volume, spec });
         self.member.pass(100);
@@ -158,18 +165,48 @@ impl Pair {
         }
     }
 
+    /// The owner is not the owner any more, and its volume a frozen replica.
+    fn retire(&mut self, name: &str, term: u64) {
+        let (volume, name) = (self.disk, String::from(name));
+        let deposed = self.owner.order(Command::Depose { volume });
+        self.owner.pass(100);
+        assert_eq!(self.owner.answer(deposed), Some(Ok(())));
+        let retired = self.owner.order(Command::Retire { volume, name, term });
+        self.owner.pass(100);
+        assert_eq!(self.owner.answer(retired), Some(Ok(())));
+        self.owner.sent.clear();
+    }
+
+    /// The two hosts change places.
+    fn swap(&mut self) {
+        core::mem::swap(&mut self.owner, &mut self.member);
+        core::mem::swap(&mut self.disk, &mut self.replica);
+    }
+
     /// Freezes the replica, and makes it a volume of its host.
     fn take_over(&mut self) {
+        self.take_over_by(4);
+    }
+
+    fn take_over_by(&mut self, term: u64) {
         let volume = self.replica;
-        let frozen = self.member.order(Command::Freeze { volume, term: 4 });
+        let frozen = self.member.order(Command::Freeze { volume, term });
         self.member.pass(100);
         assert_eq!(self.member.answer(frozen), Some(Ok(())));
         let name = String::from("disk");
         let owned = self.member.order(Command::TakeOver { volume, name });
         self.member.pass(100);
         assert_eq!(self.member.answer(owned), Some(Ok(())));
-        // Both see the image and what lies beside it; the ledger speaks of a cache, and these two
-        // have one name.
+        self.share_image();
+        let found = self.member.attach_again(spec(Policy::WriteBack, "disk"));
+        assert_eq!(found, volume);
+        self.member.pass(100);
+    }
+
+    /// Both see the image and what lies beside it; the ledger speaks of a cache, and these two have
+    /// one name.
+    fn share_image(&mut self) {
+        let volume = self.replica;
         for (there, here) in [
             (Device::Origin(self.disk), Device::Origin(volume)),
             (Device::Ledger(self.disk), Device::Ledger(volume)),
@@ -178,9 +215,6 @@ impl Pair {
             let bytes = self.owner.disks.0.get(&there).cloned();
             self.member.disks.0.insert(here, bytes.unwrap_or_default());
         }
-        let found = self.member.attach_again(spec(Policy::WriteBack, "disk"));
-        assert_eq!(found, volume);
-        self.member.pass(100);
     }
 
     fn same(&mut self, block: u64, blocks: u64) {
@@ -514,4 +548,417 @@ fn a_peer_that_catches_up_gets_what_a_merge_has_made_one() {
     assert_eq!(pair.have(), pair.owner.show(disk).acked_serial);
     pair.take_over();
     pair.same(0, 60);
+}
+
+#[test]
+fn a_copy_tells_what_is_here_of_a_volume_and_of_a_replica() {
+    let mut pair = Pair::new();
+    assert_eq!(pair.owner.core.copy(VolumeId(99)), None);
+    pair.owner.hold(syncs_cache);
+    pair.owner.write_bytes(pair.disk, 3, 0xa1);
+    pair.owner.flush(pair.disk);
+    let copy = pair.owner.core.copy(pair.disk).expect("it is known");
+    assert!(copy.attached && copy.dirty && !copy.damaged && copy.replica.is_none());
+    assert_eq!((copy.acked, copy.durable), (Serial(1), Serial(0)));
+    assert_eq!(
+        (copy.policy, copy.size_bytes),
+        (Policy::WriteBack, 64 << 20)
+    );
+    assert_eq!(copy.peers.len(), 1);
+    pair.owner.hold(none);
+    pair.carry_all();
+    let shown = pair.owner.show(pair.disk);
+    let copy = pair.owner.core.copy(pair.disk).expect("it is known");
+    assert_eq!((copy.durable, copy.uuid), (Serial(1), shown.uuid));
+    assert_eq!(copy.peers, shown.peers);
+    let destaged = pair.owner.destage(pair.disk);
+    pair.owner.pass(500);
+    assert_eq!(pair.owner.answer(destaged), Some(Ok(())));
+    let copy = pair.owner.core.copy(pair.disk).expect("it is known");
+    assert!(copy.destaged == Serial(1) && !copy.dirty);
+
+    let copy = pair.member.core.copy(pair.replica).expect("it is known");
+    let replica = copy.replica.expect("it is one");
+    assert!(!copy.attached && copy.dirty && !replica.frozen);
+    assert_eq!((replica.end, copy.durable), (Serial(1), Serial(1)));
+    // Flushed records are missing, whose it is not known.
+    pair.member.core.volume(pair.replica).log_is_damaged();
+    assert!(
+        pair.member
+            .core
+            .copy(pair.replica)
+            .expect("it is known")
+            .damaged
+    );
+}
+
+#[test]
+fn a_frozen_replica_goes_on_for_an_owner_with_a_newer_record() {
+    let mut pair = Pair::new();
+    let (disk, volume) = (pair.disk, pair.replica);
+    pair.owner.write_bytes(disk, 3, 0xa1);
+    pair.carry_all();
+    pair.owner.write_bytes(disk, 4, 0xa2);
+    let frozen = pair.member.order(Command::Freeze { volume, term: 9 });
+    pair.member.pass(100);
+    assert_eq!(pair.member.answer(frozen), Some(Ok(())));
+    let spec = |term| ReplicaSpec {
+        term,
+        lineage: Uuid([6; 16]),
+        ..replica_spec(Serial(0))
+    };
+    let keep = |pair: &mut Pair, term| {
+        let spec = spec(term);
+        let kept = pair.member.order(Command::KeepReplica { volume, spec });
+        pair.member.pass(100);
+        pair.member.answer(kept)
+    };
+    assert_eq!(keep(&mut pair, 8), Some(Err(Refusal::Gone)), "it is older");
+    assert_eq!(pair.carry(), Some(Some(Err(Refusal::Gone))), "it is frozen");
+    pair.member.lose_power();
+    assert_eq!(keep(&mut pair, 8), Some(Err(Refusal::Gone)));
+    assert_eq!(keep(&mut pair, 9), Some(Ok(())), "the record that froze it");
+    let found = |pair: &Pair| {
+        let shown = pair.member.show(volume);
+        (shown.replica.expect("it is one"), shown.lineage)
+    };
+    let (shown, lineage) = found(&pair);
+    assert!(!shown.frozen && shown.term == 9 && shown.end == Serial(1));
+    assert_eq!(lineage, Uuid([6; 16]));
+    pair.member.lose_power();
+    assert_eq!(found(&pair), (shown, lineage), "the reply was durable");
+
+    pair.stop(false);
+    let (peer, have) = (PEER, pair.have());
+    let volume = disk;
+    let start = pair.owner.order(Command::StartPeer { volume, peer, have });
+    assert_eq!(pair.owner.answer(start), Some(Ok(())));
+    assert!(pair.carry_all() > 0);
+    assert_eq!(pair.have(), pair.owner.show(disk).acked_serial);
+    pair.member.lose_power();
+    // Its own order is not older than what it obeys.
+    let volume = pair.replica;
+    let frozen = pair.member.order(Command::Freeze { volume, term: 9 });
+    pair.member.pass(100);
+    assert_eq!(pair.member.answer(frozen), Some(Ok(())));
+    assert_eq!(pair.have(), Serial(2));
+}
+
+#[test]
+fn a_volume_that_is_retired_is_a_frozen_replica_with_all_that_it_has() {
+    let (mut owner, disk) = Host::write_back();
+    let other = owner.attach(spec(Policy::WriteBack, "other"));
+    owner.write_bytes(disk, 3, 0xa1);
+    let retire = |owner: &mut Host, name: &str, term| {
+        let (volume, name) = (disk, String::from(name));
+        owner.order(Command::Retire { volume, name, term })
+    };
+    let early = retire(&mut owner, "disk@1", 4);
+    assert_eq!(owner.answer(early), Some(Err(Refusal::Busy)), "attached");
+    let volume = disk;
+    let deposed = owner.order(Command::Depose { volume });
+    owner.pass(100);
+    assert_eq!(owner.answer(deposed), Some(Ok(())));
+    let taken = retire(&mut owner, "other", 4);
+    assert_eq!(owner.answer(taken), Some(Err(Refusal::Busy)), "the name");
+    owner.hold(syncs_cache);
+    let retired = retire(&mut owner, "disk@1", 4);
+    owner.pass(100);
+    assert_eq!(owner.answer(retired), None, "it is not durable");
+    owner.hold(none);
+    owner.pass(100);
+    assert_eq!(owner.answer(retired), Some(Ok(())));
+    let again = retire(&mut owner, "disk@2", 5);
+    assert_eq!(owner.answer(again), Some(Err(Refusal::Gone)));
+
+    owner.lose_power();
+    let copy = owner.core.copy(disk).expect("it is known");
+    let replica = copy.replica.expect("it is one");
+    assert!(replica.frozen && replica.term == 4 && !copy.damaged);
+    assert_eq!((replica.end, copy.dirty), (Serial(1), true));
+    assert_eq!(owner.show(disk).name, "disk@1");
+    assert!(owner.core.find(other).is_some());
+    let destaged = owner.destage(disk);
+    assert_eq!(owner.answer(destaged), Some(Err(Refusal::Gone)));
+    owner.pass(1_000_000);
+    assert_eq!(owner.count(writes_origin), 0, "it is never destaged");
+}
+
+#[test]
+fn the_owner_before_becomes_a_member_and_the_owner_once_more() {
+    let mut pair = Pair::new();
+    pair.owner.fill(pair.disk, 0, 20);
+    pair.carry_all();
+    pair.take_over_by(4);
+    pair.retire("disk@2", 4);
+    pair.swap();
+    pair.owner.write_bytes(pair.disk, 5, 0xb1);
+    pair.open_by(4);
+    pair.owner.write_bytes(pair.disk, 6, 0xb2);
+    let counted = pair.count();
+    pair.carry_all();
+    assert_eq!(pair.owner.answer(counted), Some(Ok(())));
+    assert_eq!(pair.have(), pair.owner.show(pair.disk).acked_serial);
+    pair.member.lose_power();
+    assert_eq!(pair.have(), pair.owner.show(pair.disk).acked_serial);
+    let seen = pair.owner.show(pair.disk).acked_serial;
+    pair.take_over_by(5);
+    pair.same(0, 30);
+    pair.member.write_bytes(pair.replica, 7, 0xc1);
+    let given = pair.member.show(pair.replica).acked_serial;
+    assert!(given > seen, "{given:?} is above {seen:?}");
+    // And back, without a write of its own.
+    pair.retire("disk@3", 5);
+    pair.swap();
+    pair.open_by(5);
+    pair.carry_all();
+    assert_eq!(pair.have(), given);
+}
+
+#[test]
+fn a_replica_that_is_forgotten_gives_its_room_back() {
+    let live = |host: &Host| host.core.log.gauge().live;
+    for (retires, freezes) in [(true, false), (false, true), (false, false)] {
+        let mut pair = Pair::new();
+        let other = (!retires).then(|| pair.member.attach(spec(Policy::WriteBack, "other")));
+        let before = live(&pair.member);
+        pair.owner.fill(pair.disk, 0, 20);
+        pair.carry();
+        pair.carry();
+        assert!(live(&pair.member) > before);
+        if retires {
+            pair.retire("disk@2", 4);
+            pair.swap();
+        }
+        let mut request = None;
+        if freezes {
+            let volume = pair.replica;
+            pair.member.order(Command::Freeze { volume, term: 4 });
+            pair.member.pass(100);
+        } else if !retires {
+            // Another volume has most of the stage, so that some of it waits.
+            pair.owner.fill(pair.disk, 30, 40);
+            pair.member.hold(|io| io.device == Device::Cache);
+            pair.member.fill(other.expect("it is there"), 0, 40);
+            while let Some(answer) = pair.carry() {
+                request = Some(answer);
+            }
+            assert_eq!(request, Some(None), "it waits");
+            assert!(pair.member.core.volume(pair.replica).has_batches());
+        }
+        let volume = pair.replica;
+        let kept = pair.member.order(Command::Detach {
+            volume,
+            discard_dirty: false,
+        });
+        assert_eq!(pair.member.answer(kept), Some(Err(Refusal::Dirty)));
+        let gone = pair.member.order(Command::Detach {
+            volume,
+            discard_dirty: true,
+        });
+        pair.member.hold(none);
+        pair.member.pass(1_000);
+        assert_eq!(pair.member.answer(gone), Some(Ok(())));
+        assert!(pair.member.core.find(volume).is_none());
+        let others = other.map_or(0, |it| pair.member.core.volume(it).charge());
+        assert_eq!(live(&pair.member), before + others);
+        pair.member.lose_power();
+        assert!(pair.member.core.find(volume).is_none());
+    }
+}
+
+/// A frozen replica of 40 blocks with a delta behind it that is not whole, and a third host.
+fn frozen_and_a_third() -> Pair {
+    let mut pair = Pair::new();
+    pair.owner.fill(pair.disk, 0, 40);
+    pair.carry_all();
+    assert!(pair.owner.write(pair.disk, 100, 20));
+    assert_eq!(pair.carry(), Some(Some(Ok(()))), "a part of it");
+    let volume = pair.replica;
+    let frozen = pair.member.order(Command::Freeze { volume, term: 4 });
+    pair.member.pass(100);
+    assert_eq!(pair.member.answer(frozen), Some(Ok(())));
+    pair.share_image();
+    pair.swap();
+    pair.owner.sent.clear();
+    pair.member = Host::new();
+    pair.replica = pair.member.core.place("disk@1");
+    pair
+}
+
+#[test]
+fn a_frozen_replica_is_sent_to_a_third_host_and_ends_there_as_here() {
+    let mut pair = frozen_and_a_third();
+    let end = pair.owner.core.volume(pair.disk).replica_end();
+    assert_eq!(end, Serial(40));
+    let (volume, peer, have) = (pair.disk, PEER, Serial(41));
+    let start = pair.owner.order(Command::StartPeer { volume, peer, have });
+    assert_eq!(pair.owner.answer(start), Some(Err(Refusal::OutOfRange)));
+    pair.open_by(4);
+    let counted = pair.count();
+    assert_eq!(pair.owner.answer(counted), Some(Err(Refusal::Gone)));
+    // The link breaks in the middle; what came before stays.
+    assert_eq!(pair.carry(), Some(Some(Ok(()))));
+    pair.stop(true);
+    assert!(
+        pair.owner.show(pair.disk).peers.is_empty(),
+        "it cannot count"
+    );
+    pair.open_by(4);
+    assert!(pair.carry_all() > 0);
+    let shown = pair.owner.show(pair.disk).peers[0];
+    assert_eq!((shown.durable, shown.sent), (end, end));
+    assert!(shown.live && !shown.counts);
+    assert_eq!(pair.have(), end);
+    pair.member.lose_power();
+    assert_eq!(pair.have(), end);
+
+    pair.take_over_by(5);
+    let (volume, name) = (pair.disk, String::from("disk"));
+    let owned = pair.owner.order(Command::TakeOver { volume, name });
+    pair.owner.pass(100);
+    assert_eq!(pair.owner.answer(owned), Some(Ok(())));
+    assert!(
+        pair.owner.show(pair.disk).peers.is_empty(),
+        "it was stopped"
+    );
+    let found = pair.owner.attach_again(spec(Policy::WriteBack, "disk"));
+    assert_eq!(found, pair.disk);
+    pair.owner.pass(100);
+    pair.same(0, 130);
+    assert_eq!(
+        pair.member.read(pair.replica, 39, 1).map(|it| it[0]),
+        Some(0)
+    );
+}
+
+#[test]
+fn what_becomes_of_a_frozen_replica_ends_its_peers() {
+    for order in 0..3 {
+        let mut pair = frozen_and_a_third();
+        pair.open_by(4);
+        assert_eq!(pair.carry(), Some(Some(Ok(()))));
+        let volume = pair.disk;
+        let command = match order {
+            0 => Command::KeepReplica {
+                volume,
+                spec: ReplicaSpec {
+                    term: 4,
+                    ..replica_spec(Serial(0))
+                },
+            },
+            1 => Command::Detach {
+                volume,
+                discard_dirty: true,
+            },
+            _ => Command::StopPeer {
+                volume,
+                peer: PEER,
+                counts: false,
+            },
+        };
+        let ordered = pair.owner.order(command);
+        pair.owner.pass(100);
+        assert_eq!(pair.owner.answer(ordered), Some(Ok(())));
+        let left = pair.owner.core.copy(volume);
+        assert!(left.is_none_or(|it| it.peers.is_empty()));
+        pair.owner.sent.clear();
+        pair.owner.pass(1_000);
+        assert!(pair.owner.sent.is_empty(), "nothing more is sent");
+    }
+    // What has lost something is not given away as if it were whole.
+    let mut pair = frozen_and_a_third();
+    pair.owner.core.volume(pair.disk).log_is_damaged();
+    let (volume, peer, have) = (pair.disk, PEER, Serial(0));
+    let start = pair.owner.order(Command::StartPeer { volume, peer, have });
+    assert_eq!(pair.owner.answer(start), Some(Err(Refusal::Damaged)));
+}
+
+/// A volume comes back with what its host has recovered, and with a peer that counts.
+fn come_back_with_a_peer() -> Pair {
+    let mut pair = Pair::new();
+    pair.owner.fill(pair.disk, 0, 12);
+    pair.owner.flush(pair.disk);
+    pair.owner.pass(50);
+    pair.owner.sent.clear();
+    pair.owner.lose_power();
+    let mut due = spec(Policy::WriteBack, "disk");
+    due.tuning.destage_after_ms = Some(1);
+    let id = pair.owner.core.place(&due.name);
+    assert_eq!(id, pair.disk);
+    let settled = crate::settle::settle(&mut pair.owner.disks, id);
+    let attached = pair.owner.core.attach(id, due, settled.expect("whole"));
+    attached.expect("it fits");
+    pair.owner.asked.clear();
+    pair
+}
+
+#[test]
+fn a_peer_that_counts_from_the_first_moment_on_has_what_was_recovered_before_all_else() {
+    let mut pair = come_back_with_a_peer();
+    pair.stop(true);
+    let (early, ordered) = (pair.owner.flush(pair.disk), pair.owner.destage(pair.disk));
+    pair.owner.pass(10_000);
+    assert!(pair.owner.show(pair.disk).ready && pair.owner.show(pair.disk).peers[0].counts);
+    assert_eq!(
+        pair.owner.answer(early),
+        None,
+        "a flush of what was recovered"
+    );
+    assert_eq!(pair.owner.answer(ordered), None);
+    pair.owner.write_bytes(pair.disk, 20, 0xb1);
+    let flush = pair.owner.flush(pair.disk);
+    pair.open();
+    pair.owner.pass(1_000);
+    assert_eq!(
+        pair.owner.answer(flush),
+        None,
+        "it was started, and has nothing"
+    );
+    assert_eq!(pair.owner.count(writes_origin), 0);
+    // All but the last batch.
+    while pair.owner.sent.len() > 1 {
+        assert_eq!(pair.carry(), Some(Some(Ok(()))));
+    }
+    assert_eq!(pair.owner.answer(flush), None);
+    pair.carry_all();
+    pair.owner.pass(1_000);
+    for request in [early, ordered, flush] {
+        assert_eq!(pair.owner.answer(request), Some(Ok(())));
+    }
+    assert!(pair.owner.count(writes_origin) > 0);
+    pair.carry_all();
+    assert_eq!(pair.have(), pair.owner.show(pair.disk).acked_serial);
+}
+
+#[test]
+fn a_volume_that_comes_back_without_its_peer_destages_by_itself() {
+    let mut pair = come_back_with_a_peer();
+    pair.owner.send(Event::Tick);
+    pair.owner.pass(10_000);
+    assert!(
+        pair.owner.count(writes_origin) > 0,
+        "else the test before proves nothing"
+    );
+}
+
+#[test]
+fn a_peer_that_waited_for_memory_goes_on_when_there_is_some() {
+    let mut pair = come_back_with_a_peer();
+    pair.stop(true);
+    pair.owner.pass(1_000);
+    let scratch = &mut pair.owner.core.scratch;
+    let taken: Vec<u32> = core::iter::from_fn(|| scratch.take_spare_piece()).collect();
+    pair.open();
+    pair.owner.pass(50);
+    assert!(
+        pair.owner.sent.is_empty(),
+        "its bytes are on the device only"
+    );
+    for piece in taken {
+        pair.owner.core.scratch.free_piece(piece);
+    }
+    pair.owner.send(Event::Tick);
+    assert!(pair.carry_all() > 0);
+    assert_eq!(pair.have(), Serial(12));
 }

@@ -278,6 +278,15 @@ function dirtyWords(value, volume) {
   return owes(volume) ? bytes(value) : `overlay ${bytes(value)}`;
 }
 
+function copiesWords(volume) {
+  const copies = volume.replication;
+  if (!copies) return `0 of ${volume.replicas} on other hosts`;
+  const others = copies.members.filter((member) => member.state !== "here");
+  const words = others.map((member) => `${member.host} ${member.state}`);
+  if (copies.learner) words.push(`${copies.learner.host} has ${copies.learner.percent} %`);
+  return [`${copies.real} of ${copies.wanted} on other hosts`, ...words].join("; ");
+}
+
 function delayWords(value) {
   return value > 0 ? micros(value) : NOTHING;
 }
@@ -521,6 +530,7 @@ function showDetail(status) {
   if (volume.overlay) {
     rows.push(["Overlay", `${bytes(volume.overlay.ram_bytes)} in RAM, ${bytes(volume.overlay.ssd_bytes)} on SSD`]);
   }
+  if (volume.replication?.state || volume.replicas > 0) rows.push(["Copies", copiesWords(volume)]);
   if (volume.held) rows.push(["Held", `${volume.held.reason}; ${volume.held.go_on}`]);
   pairs(at("detail-facts"), rows);
 }

@@ -62,7 +62,7 @@ pub const ALL: &[Shape] = &[
         "STATE",
         8,
         1,
-        "clean, dirty, stalled, held, damaged",
+        "clean, dirty, degraded, stalled, held, damaged",
     ),
     shape(
         Column::Dirty,

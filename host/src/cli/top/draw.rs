@@ -7,6 +7,7 @@
 use super::column::{ALL, Column, short_bytes, short_count, short_micros, short_seconds, that_fit};
 use super::keys::{Past, Top, View};
 use super::look::{Row, number};
+use crate::cli::copies::of_volume;
 use crate::config::units::{human_bytes, human_seconds};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -367,7 +368,10 @@ fn facts(top: &Top, row: &Row) -> Vec<Line<'static>> {
     };
     let dirty_bytes = volume.dirty_bytes.map_or("?".into(), human_bytes);
     let destaged = number(&document["destaged_serial"]);
-    vec![
+    let copies = &document["replication"];
+    let has_copies = number(&copies["wanted"]) > 0 || !copies["state"].is_null();
+    let copies = has_copies.then(|| Line::raw(format!("copies   {}", of_volume(copies))));
+    let mut lines = vec![
         Line::from(vec![
             Span::styled(volume.name.clone(), bold),
             Span::raw(format!("  {}  ", volume.policy)),
@@ -391,8 +395,13 @@ fn facts(top: &Top, row: &Row) -> Vec<Line<'static>> {
             number(&document["acked_serial"]),
             number(&document["durable_serial"]),
         )),
-        Line::raw(format!("promise  {}", text(&document["promise"]))),
-    ]
+    ];
+    lines.extend(copies);
+    lines.push(Line::raw(format!(
+        "promise  {}",
+        text(&document["promise"])
+    )));
+    lines
 }
 
 struct Curve {

@@ -144,6 +144,30 @@ fn one_volume_fills_a_small_terminal() {
 }
 
 #[test]
+fn the_copies_of_a_volume_stand_on_its_page() {
+    let (mut top, now) = looked_twice();
+    press(&mut top, &[KeyCode::Enter]);
+    let has = |lines: &[String]| lines.iter().any(|line| line.starts_with("copies "));
+    assert!(!has(&screen(&mut top, now, 100, 30)), "it has none");
+    let mut volumes = three(2);
+    for volume in &mut volumes {
+        volume["state"] = json!("degraded");
+        volume["effective_reason"] = json!("host-b does not answer");
+        volume["replication"] = json!({ "wanted": 1, "real": 0, "state": "degraded",
+            "members": [{ "host": "host-b", "state": "lost" }], "learner": null });
+    }
+    top.take(Look::read(status(104, volumes)), now);
+    let lines = screen(&mut top, now, 100, 30);
+    let copies = "copies   0 of 1 on other hosts, degraded; host-b lost";
+    assert!(
+        lines.iter().any(|line| line.starts_with(copies)),
+        "{lines:#?}"
+    );
+    let reason = "degraded (host-b does not answer)";
+    assert!(lines.iter().any(|line| line.contains(reason)), "{lines:#?}");
+}
+
+#[test]
 fn rates_are_differences_over_the_time_between_two_looks() {
     let before = Look::read(status(100, three(1)));
     let page = Page::between(Some(&before), Look::read(status(102, three(3))), 2.0);

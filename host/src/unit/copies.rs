@@ -1,0 +1,64 @@
+//! What is shown of copies of dirty data: those of a volume on other hosts, and those that this
+//! host keeps for others.
+//!
+//! Plain data. Always true: `real` counts the other hosts whose copy is complete and counts for a
+//! flush, never one that is being made or is lost. Deliberately absent: how copies are made.
+
+/// The copies of one volume that is served here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Replication {
+    pub wanted: u8,
+    pub real: u8,
+    /// `full`, `degraded`, or `waiting`: flushes wait, as neither a member nor the vault answers.
+    pub state: &'static str,
+    /// Hosts whose copies count for a flush, this one among them, and those that were lost.
+    pub members: Vec<MemberShown>,
+    pub learner: Option<LearnerShown>,
+    /// Why it is not `full`.
+    pub reason: Option<String>,
+}
+
+impl Replication {
+    /// A flush waits, or is on fewer hosts than it was asked for.
+    pub fn is_wrong(&self) -> bool {
+        matches!(self.state, "degraded" | "waiting")
+    }
+
+    /// Other hosts that have everything that was flushed.
+    pub fn complete(&self) -> Vec<&str> {
+        let members = self.members.iter();
+        let members = members.filter(|member| member.state == "streaming");
+        members.map(|member| member.host.as_str()).collect()
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemberShown {
+    pub host: String,
+    /// `here`, `streaming`, `catching-up` or `lost`.
+    pub state: &'static str,
+    /// The last serial that it has on media.
+    pub durable: u64,
+}
+
+/// A host that gets a copy, which counts when it is complete.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LearnerShown {
+    pub host: String,
+    pub percent: u8,
+}
+
+/// A copy that this host keeps for another one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CopyShown {
+    /// Of the volume.
+    pub name: String,
+    /// The host that the volume belongs to, as far as this one knows.
+    pub owner: String,
+    /// `learner`, `member`, `frozen` or `retired`.
+    pub state: &'static str,
+    /// The last serial that it has.
+    pub end: u64,
+    /// What it takes of the log here.
+    pub bytes: u64,
+}

@@ -1,0 +1,215 @@
+//! How a host that takes a unit over gets what another host's copy has, when it has none itself.
+//!
+//! ```text
+//! taker: own replica kept ─▶ Fetch ─▶ batches come ─ all there ─▶ frozen, and made the volume
+//! holder of the frozen copy:   └──▶ streams all that is dirty, from where the taker's has ended
+//! ```
+//! Always true: only a copy that was frozen by the record of who asks is sent; the unit is served
+//! when all of it has come; an attempt without progress is begun anew where the replica has ended.
+//! Deliberately absent: that the taker's copy is a member, which its record says before.
+
+use super::kept::{Kept, Place, replica_name, take_over};
+use super::logs::{InletFrom, StreamTo};
+use super::owning::{Fetch, Step};
+use super::{Input, Manager, fresh};
+use engine::event::{Command, ReplicaSpec};
+use engine::types::{Serial, Uuid, VolumeId};
+use node::copy::Copy;
+use node::message::Body;
+use node::taker::Ownership;
+use std::time::{Duration, Instant};
+
+/// Without progress for so long an attempt is begun anew.
+const STUCK: Duration = Duration::from_secs(2);
+
+impl Manager {
+    /// The copy that was frozen is another host's, and this one has nothing of it.
+    pub(super) fn begin_fetch(&mut self, name: &str, owns: Ownership) {
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        if owning.fetch.is_some() {
+            return;
+        }
+        let own = owns.own;
+        let mut members = owns.record.members.iter();
+        let Some(source) = members.find(|member| member.copy != own.copy).copied() else {
+            owning.problem = Some("its only copy is gone with the cache of this host".into());
+            return;
+        };
+        (owning.own, owning.problem) = (own.copy, None);
+        owning.fetch = Some(Fetch {
+            owns: Box::new(owns),
+            source,
+            about: owning.about.clone(),
+            volume: None,
+            end: Serial(0),
+            moved: Instant::now(),
+            ending: false,
+        });
+        self.fetch_again(name);
+    }
+
+    /// Keeps the own replica, from where it ends, and asks for the rest.
+    fn fetch_again(&mut self, name: &str) {
+        let session = fresh();
+        let Some(fetch) = self.owning(name).and_then(|it| it.fetch.as_mut()) else {
+            return;
+        };
+        fetch.moved = Instant::now();
+        let (owns, about) = (&fetch.owns, &fetch.about);
+        let copy = owns.own.copy;
+        let destaged = owns.destaged.max(fetch.end);
+        let open = Body::Open {
+            member: owns.own,
+            session,
+            fresh: true,
+            destaged,
+            record: Box::new(owns.record.clone()),
+            about: about.clone(),
+        };
+        let spec = ReplicaSpec {
+            name: replica_name(copy),
+            origin: about.origin.clone(),
+            uuid: about.volume,
+            size_bytes: about.size_bytes,
+            lineage: session,
+            term: owns.record.number,
+            destaged: owns.destaged,
+        };
+        let machine = Copy::make((owns.own.host, owns.own.cache), &open);
+        let machine = machine.expect("it is of this host and this cache");
+        let known = self.copies.contains_key(&copy);
+        let (logs, inputs, memory) = (self.logs.clone(), self.inputs.clone(), self.memory.clone());
+        let name = name.to_owned();
+        self.workers.run(move |_| {
+            logs.close_inlet(copy);
+            let kept = logs.keep(spec).and_then(|volume| {
+                if !known {
+                    memory.write_copy(machine.durable())?;
+                }
+                Ok((volume, session, Box::new(machine)))
+            });
+            let _ = inputs.send(Input::Own(name, Step::Fetching(kept)));
+        });
+    }
+
+    /// The own replica is there.
+    pub(super) fn fetching(&mut self, name: &str, volume: VolumeId, session: Uuid, of: Copy) {
+        let copy = of.durable().member.copy;
+        let kept = self
+            .copies
+            .entry(copy)
+            .or_insert_with(|| Kept::of(of, Place::Replica(volume)));
+        kept.busy = true;
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        let (unit, term) = (owning.record().unit, owning.record().number);
+        let Some(fetch) = owning.fetch.as_mut() else {
+            return;
+        };
+        fetch.volume = Some(volume);
+        let source = fetch.source;
+        let have = fetch.owns.destaged.max(fetch.end);
+        self.logs.open_inlet(InletFrom {
+            copy,
+            session,
+            host: source.host,
+            volume,
+            term,
+        });
+        let body = Body::Fetch {
+            copy: source.copy,
+            into: copy,
+            session,
+            term,
+            destaged: have,
+        };
+        self.say(source.host, unit, body);
+    }
+
+    /// Looks how far it has come.
+    pub(super) fn look_at_fetch(&mut self, name: &str) {
+        let logs = self.logs.clone();
+        let Some(fetch) = self.owning(name).and_then(|it| it.fetch.as_mut()) else {
+            return;
+        };
+        let Some(volume) = fetch.volume.filter(|_| !fetch.ending) else {
+            return;
+        };
+        let end = logs.view(volume).and_then(|view| view.replica);
+        let end = end.map_or(fetch.end, |replica| replica.end);
+        if end > fetch.end {
+            (fetch.end, fetch.moved) = (end, Instant::now());
+        }
+        if end >= fetch.owns.history.end() {
+            fetch.ending = true;
+            return self.end_fetch(name, volume);
+        }
+        if fetch.moved.elapsed() >= STUCK {
+            self.fetch_again(name);
+        }
+    }
+
+    fn end_fetch(&mut self, name: &str, volume: VolumeId) {
+        let Some(fetch) = self.owning(name).and_then(|it| it.fetch.as_mut()) else {
+            return;
+        };
+        let mut owns = fetch.owns.clone();
+        // What was frozen was complete, and all of it is here.
+        owns.from = owns.destaged;
+        let (copy, term) = (owns.own.copy, owns.record.number);
+        let (logs, inputs) = (self.logs.clone(), self.inputs.clone());
+        let name = name.to_owned();
+        self.workers.run(move |_| {
+            logs.close_inlet(copy);
+            let taken = logs
+                .run(Command::Freeze { volume, term })
+                .and_then(|()| take_over(&*logs, volume, &name, term))
+                .map(|()| owns);
+            let _ = inputs.send(Input::Own(name, Step::Taken(copy, taken)));
+        });
+    }
+
+    /// A host that has frozen a copy of this one wants what it has.
+    pub(super) fn send_copy(&mut self, from: Uuid, body: &Body) {
+        let Body::Fetch {
+            copy,
+            into,
+            session,
+            term,
+            destaged,
+        } = *body
+        else {
+            return;
+        };
+        let peer = self.peer_id(from);
+        let Some(kept) = self.copies.get_mut(&copy) else {
+            return;
+        };
+        let durable = kept.machine.durable();
+        let owner = durable.record.owner.as_ref();
+        let theirs = owner.is_some_and(|owner| owner.host == from);
+        let (Place::Replica(volume), true) = (&kept.place, theirs && durable.frozen) else {
+            return;
+        };
+        if kept.machine.term() != term || kept.sends == Some(session) {
+            return;
+        }
+        kept.sends = Some(session);
+        let volume = *volume;
+        self.logs.stop_stream(volume, peer, false);
+        let to = StreamTo {
+            volume,
+            peer,
+            host: from,
+            copy: into,
+            session,
+            term,
+        };
+        if let Err(why) = self.logs.start_stream(to, destaged) {
+            tracing::warn!("copy {copy}: cannot be sent: {why}");
+        }
+    }
+}

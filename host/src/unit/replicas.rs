@@ -1,0 +1,749 @@
+//! Units that this host owns and that have copies: the machines that decide which copies a flush
+//! asks ([`node::taker`], [`node::set`]), fed with what the log and the links say.
+//!
+//! ```text
+//! unit is lent ─▶ Taking ─ taken ─▶ own copy durable ─▶ Set ─ Drain ─▶ volume served
+//! served, copies wanted ───────────▶ own copy durable ─▶ Set             │ each 50 ms: what the
+//!        ▲                                                               ▼ log has, for the set
+//!        └────────── another record ◀───────── Stop ◀──────────────── streams
+//! ```
+//! Always true: the log asks at least the copies that the set asks, before a client is let in and
+//! until a record without a copy is decided; a copy is told to the set as live when the log has
+//! counted it; what the set knows of a copy is what the log knew at one moment.
+//! Deliberately absent: what the machines decide; the copies themselves ([`super::kept`]).
+
+use super::kept::{Place, take_over};
+use super::owning::{Owning, Step, What, now};
+use super::{Event as UnitEvent, Input, Job, Manager, Random};
+use engine::snapshot::CopySnapshot;
+use engine::types::{Serial, Uuid, VolumeId};
+use node::change::Order;
+use node::history::History;
+use node::message::{About, Body};
+use node::record::{Epoch, Member, Record};
+use node::set::{self, Set};
+use node::taker::{self, Ownership, Taker};
+use node::unit::Drained;
+use node::vault::{Cas, Look, Outcome};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+impl Manager {
+    pub(super) fn set_replicas(&mut self, name: &str, replicas: u8) {
+        if let Some(entry) = self.entries.get_mut(name) {
+            entry.settings.replicas = replicas;
+        }
+        self.set_event(name, set::Event::Wanted(replicas));
+        self.begin_copies(name);
+    }
+
+    /// A unit that is served here gets copies, if it is to have some.
+    pub(super) fn begin_copies(&mut self, name: &str) {
+        let Some(entry) = self.entries.get(name) else {
+            return;
+        };
+        let Some((_, unit)) = &entry.unit else { return };
+        let served = *unit.state() == super::State::Owner && entry.is_served();
+        let begins = served && entry.settings.replicas > 0 && entry.owning.is_none();
+        if !begins || entry.busy || entry.leaving {
+            return;
+        }
+        if !self.volumes.is_raw(name) {
+            let entry = self.entries.get_mut(name).expect("just seen");
+            if !core::mem::replace(&mut entry.unfit, true) {
+                self.show(name);
+            }
+            return;
+        }
+        let record = unit.newest().cloned().expect("an owner has a record");
+        let found = self.logs.find(name);
+        let Some(view) = found.and_then(|volume| self.logs.view(volume)) else {
+            return;
+        };
+        let me = &self.member.me;
+        let own = Member {
+            host: me.host,
+            cache: me.cache,
+            copy: super::fresh(),
+        };
+        let known = History::empty(view.acked);
+        let Some(owns) = Ownership::alone(record, own, &known, view.destaged) else {
+            return;
+        };
+        let about = self.about(name, &view);
+        let what = What::Beginning(Box::new(owns.clone()));
+        let mut owning = Owning::of(what, own.copy, about.clone());
+        (owning.served, owning.volume) = (true, found);
+        let entry = self.entries.get_mut(name).expect("just seen");
+        entry.owning = Some(owning);
+        self.event(name, UnitEvent::Lend);
+        self.own_copy(name, owns, about);
+    }
+
+    fn about(&self, name: &str, view: &CopySnapshot) -> About {
+        let origin = &self.entries[name].settings.origin;
+        About {
+            name: name.to_owned(),
+            origin: origin.display().to_string(),
+            volume: view.uuid,
+            size_bytes: view.size_bytes,
+        }
+    }
+
+    /// The unit has a record with copies: this host becomes its owner, or goes on as such.
+    pub(super) fn begin_taking(&mut self, name: &str, record: Record) {
+        let own = self.own_of(&record);
+        let status = own.and_then(|own| self.copy_status(own.copy));
+        let (copy, about) = match own.and_then(|own| self.copies.get(&own.copy)) {
+            Some(kept) => {
+                let durable = kept.machine.durable();
+                (durable.member.copy, durable.about.clone())
+            }
+            None => (Uuid::NIL, About::default()),
+        };
+        let taker = Taker::new(self.member.me.clone(), record, status, None);
+        let owning = Owning::of(What::Taking(Box::new(taker)), copy, about);
+        if let Some(entry) = self.entries.get_mut(name) {
+            entry.owning = Some(owning);
+        }
+        self.taker_event(name, taker::Event::Begin);
+    }
+
+    fn own_of(&self, record: &Record) -> Option<Member> {
+        let me = &self.member.me;
+        let own = record.member(me.host).copied();
+        own.filter(|own| own.cache == me.cache)
+    }
+
+    fn taker_event(&mut self, name: &str, event: taker::Event) {
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        let What::Taking(machine) = &mut owning.what else {
+            return;
+        };
+        let mut out = Vec::new();
+        let mut cx = taker::Cx {
+            nonces: &mut Random,
+            out: &mut out,
+        };
+        machine.handle(&mut cx, event);
+        for action in out {
+            self.taker_order(name, action);
+        }
+        self.follow_taker(name);
+        self.show(name);
+    }
+
+    fn taker_order(&mut self, name: &str, action: taker::Action) {
+        match action {
+            taker::Action::Send { host, body } => self.ask_copy(name, host, body),
+            taker::Action::Vault(order) => self.vault_order(name, order),
+            taker::Action::Own(owns) => self.take_own(name, owns),
+        }
+    }
+
+    /// Where this host has a copy itself, no other one is asked for theirs.
+    fn ask_copy(&mut self, name: &str, host: Uuid, body: Body) {
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        let record = owning.record().clone();
+        let mine = self.own_of(&record);
+        let usable = mine.and_then(|own| self.copy_status(own.copy));
+        let usable = usable.is_some_and(|status| status.is_complete());
+        let probes = matches!(body, Body::Probe { .. });
+        if !(probes && usable && host != self.member.me.host) {
+            self.say(host, record.unit, body);
+        }
+    }
+
+    /// The copy that was frozen becomes the volume.
+    fn take_own(&mut self, name: &str, owns: Ownership) {
+        let copy = owns.own.copy;
+        let fetches = self.owning(name).is_some_and(|it| it.fetch.is_some());
+        let Some(kept) = self.copies.get_mut(&copy).filter(|_| !fetches) else {
+            return self.begin_fetch(name, owns);
+        };
+        if kept.busy {
+            // It is asked for again.
+            return;
+        }
+        let about = kept.machine.durable().about.clone();
+        if let Some(owning) = self.owning(name) {
+            (owning.own, owning.about) = (copy, about.clone());
+        }
+        let Place::Replica(volume) = self.copies[&copy].place else {
+            return self.own_copy(name, owns, about);
+        };
+        if let Some(kept) = self.copies.get_mut(&copy) {
+            kept.busy = true;
+        }
+        let (logs, inputs) = (self.logs.clone(), self.inputs.clone());
+        let name = name.to_owned();
+        self.workers.run(move |_| {
+            let term = owns.record.number;
+            let taken = take_over(&*logs, volume, &name, term).map(|()| Box::new(owns));
+            let _ = inputs.send(Input::Own(name, Step::Taken(copy, taken)));
+        });
+    }
+
+    fn set_problem(&mut self, name: &str, why: String) {
+        if let Some(owning) = self.owning(name) {
+            owning.problem = Some(why);
+        }
+        self.show(name);
+    }
+
+    /// The taker has come to an end.
+    fn follow_taker(&mut self, name: &str) {
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        let What::Taking(machine) = &owning.what else {
+            return;
+        };
+        match machine.state().clone() {
+            taker::State::Lost(record) => self.end_owning(name, record),
+            taker::State::Behind { term } => {
+                owning.problem = Some(format!(
+                    "a copy obeys record {term}, which its vault does not have; if the vault was \
+                     put back to an older state, bring back the newer one"
+                ));
+            }
+            taker::State::Held(why) => owning.problem = Some(why),
+            _ => {}
+        }
+    }
+
+    /// The own copy is durable under the fork of this ownership.
+    pub(super) fn own_copy_is_durable(&mut self, copy: Uuid) {
+        let owns = |it: &&Owning| it.own == copy;
+        let mut entries = self.entries.iter();
+        let found = entries.find(|(_, entry)| entry.owning.as_ref().is_some_and(|it| owns(&it)));
+        let Some(name) = found.map(|(name, _)| name.clone()) else {
+            return;
+        };
+        self.taker_event(&name, taker::Event::Owned);
+        let Some(owning) = self.owning(&name) else {
+            return;
+        };
+        let owns = match &owning.what {
+            What::Beginning(owns) => Ownership::clone(owns),
+            What::Taking(machine) => match machine.state() {
+                taker::State::Done(owns) => owns.clone(),
+                _ => return,
+            },
+            What::Set(_) => return,
+        };
+        // What was fetched is here by now.
+        let mut owns = owns;
+        if let Some(kept) = self.copies.get(&copy) {
+            owns.from = kept.machine.durable().from;
+        }
+        self.begin_set(&name, owns);
+    }
+
+    fn begin_set(&mut self, name: &str, owns: Ownership) {
+        let me = self.member.me.clone();
+        let epoch = owns.record.epoch;
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
+        let wanted = entry.settings.replicas;
+        // A unit is lent where it is this host's, or with proof.
+        let proved = entry.proof.is_some();
+        let owning = entry.owning.as_mut().expect("it has begun");
+        owning.what = What::Set(Box::new(Set::new(me, owns)));
+        owning.begun = Instant::now();
+        self.set_event(name, set::Event::Wanted(wanted));
+        if proved {
+            self.set_event(name, set::Event::Proved(epoch));
+        }
+        self.tell_newer(name);
+        self.set_event(name, set::Event::Begin);
+    }
+
+    /// Others show who has it.
+    fn tell_newer(&mut self, name: &str) {
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        let (unit, number) = (owning.record().unit, owning.record().number);
+        for host in self.links.clone() {
+            self.say(host, unit, Body::Newer { number });
+        }
+    }
+
+    pub(super) fn owning(&mut self, name: &str) -> Option<&mut Owning> {
+        self.entries.get_mut(name)?.owning.as_mut()
+    }
+
+    /// Feeds the set. What follows from that may feed it again: it has one event at a time.
+    pub(super) fn set_event(&mut self, name: &str, event: set::Event) {
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        owning.events.push_back(event);
+        if core::mem::replace(&mut owning.feeding, true) {
+            return;
+        }
+        while let Some(owning) = self.owning(name) {
+            let Some(event) = owning.events.pop_front() else {
+                owning.feeding = false;
+                break;
+            };
+            let What::Set(machine) = &mut owning.what else {
+                continue;
+            };
+            let mut out = Vec::new();
+            let mut cx = set::Cx {
+                nonces: &mut Random,
+                out: &mut out,
+            };
+            machine.handle(&mut cx, event);
+            for action in out {
+                self.set_order(name, action);
+            }
+        }
+        self.count_copies(name);
+        self.show(name);
+    }
+
+    fn set_order(&mut self, name: &str, action: set::Action) {
+        match action {
+            set::Action::Send { host, body } => {
+                let Some(owning) = self.owning(name) else {
+                    return;
+                };
+                let (unit, about) = (owning.record().unit, owning.about.clone());
+                if let Body::Open { member, .. } = &body {
+                    let peer = self.peer_id(member.host);
+                    self.stream_of(name, *member, peer);
+                }
+                let body = match body {
+                    Body::Open {
+                        member,
+                        session,
+                        fresh,
+                        destaged,
+                        record,
+                        ..
+                    } => Body::Open {
+                        member,
+                        session,
+                        fresh,
+                        destaged,
+                        record,
+                        about,
+                    },
+                    body => body,
+                };
+                self.say(host, unit, body);
+            }
+            set::Action::Vault(order) => self.vault_order(name, order),
+            set::Action::Choose { not } => {
+                let place = self.choose_place(name, &not);
+                self.set_event(name, set::Event::Chosen(place));
+            }
+            set::Action::Stream { member, from } => match self.owning(name) {
+                Some(owning) if !owning.served => owning.pending.push((member, from)),
+                Some(_) => self.start_stream(name, member, from),
+                None => {}
+            },
+            set::Action::Close { host } => self.stop_stream(name, host),
+            set::Action::Prepare { of, epoch } => self.prepare_epoch(name, of, epoch),
+            set::Action::Drain { record } => self.serve_with_copies(name, record),
+            set::Action::Stop { record } => self.end_owning(name, record),
+        }
+    }
+
+    fn vault_order(&mut self, name: &str, order: Order) {
+        let Some(entry) = self.entries.get(name) else {
+            return;
+        };
+        let Some((_, records)) = entry.place.clone() else {
+            return;
+        };
+        let (memory, inputs) = (self.memory.clone(), self.inputs.clone());
+        let name = name.to_owned();
+        self.workers.run(move |ends| {
+            let ends = || ends.load(Ordering::Acquire);
+            let step = match order {
+                Order::Remember { record, undecided } => {
+                    let written = memory.write(record.unit, &record, undecided, &ends);
+                    (written && undecided).then_some(Step::Remembered)
+                }
+                Order::Decide { record, again } => {
+                    let cas = match again {
+                        true => Cas::again(record),
+                        false => Cas::new(record),
+                    };
+                    records.decide(cas, &ends).map(Step::Decided)
+                }
+            };
+            if let Some(step) = step {
+                let _ = inputs.send(Input::Own(name, step));
+            }
+        });
+    }
+
+    fn prepare_epoch(&mut self, name: &str, of: Epoch, epoch: Epoch) {
+        let entry = &self.entries[name];
+        let Some((sides, _)) = entry.place.clone() else {
+            return;
+        };
+        let (quiet, inputs) = (entry.settings.quiet, self.inputs.clone());
+        let name = name.to_owned();
+        self.workers.run(move |ends| {
+            super::jobs::wait_for_quiet(quiet, ends);
+            let prepared = sides.prepare(Some(of).filter(|of| of.number > 0), epoch);
+            let _ = inputs.send(Input::Own(name, Step::Prepared(prepared)));
+        });
+    }
+
+    pub(super) fn own_step(&mut self, name: &str, step: Step) {
+        let taking = self
+            .owning(name)
+            .is_some_and(|owning| matches!(owning.what, What::Taking(_)));
+        match step {
+            Step::Remembered if taking => self.taker_event(name, taker::Event::Remembered),
+            Step::Remembered => self.set_event(name, set::Event::Remembered),
+            Step::Decided(outcome) => {
+                if let Outcome::Damaged(why) = &outcome {
+                    self.set_problem(name, why.clone());
+                } else if let Some(owning) = self.owning(name) {
+                    owning.problem = None;
+                }
+                match taking {
+                    true => self.taker_event(name, taker::Event::Decided(outcome)),
+                    false => self.set_event(name, set::Event::Decided(outcome)),
+                }
+            }
+            Step::Prepared(made) => {
+                if let Err(why) = &made {
+                    self.set_problem(name, why.clone());
+                }
+                self.set_event(name, set::Event::Prepared(made));
+            }
+            Step::Taken(copy, taken) => self.taken(name, copy, taken),
+            Step::Fetching(Ok((volume, session, of))) => self.fetching(name, volume, session, *of),
+            Step::Fetching(Err(why)) => self.set_problem(name, why),
+            Step::Seen(record) => {
+                self.set_event(name, set::Event::Seen(record.clone()));
+                let record = Box::new(record);
+                let from = self.member.me.host;
+                let body = Body::Deposed { record };
+                self.taker_event(name, taker::Event::Heard { from, body });
+            }
+        }
+    }
+
+    fn taken(&mut self, name: &str, copy: Uuid, taken: Result<Box<Ownership>, String>) {
+        if let Some(kept) = self.copies.get_mut(&copy) {
+            kept.busy = false;
+        }
+        if let Some(owning) = self.owning(name) {
+            owning.fetch = None;
+        }
+        match taken {
+            Ok(owns) => {
+                let about = self
+                    .owning(name)
+                    .map(|owning| owning.about.clone())
+                    .unwrap_or_default();
+                self.own_copy(name, *owns, about);
+            }
+            Err(why) => self.set_problem(name, why),
+        }
+    }
+
+    /// Serves the volume with the copies that its flushes need.
+    fn serve_with_copies(&mut self, name: &str, record: Record) {
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        if owning.served || core::mem::replace(&mut owning.serving, true) {
+            return;
+        }
+        let counts = owning.set().map(Set::must_have).unwrap_or_default();
+        let own = owning.own;
+        let others = counts.into_iter().filter(|member| member.copy != own);
+        let others: Vec<Member> = others.collect();
+        let mut peers = Vec::new();
+        for member in others {
+            let peer = self.peer_id(member.host);
+            peers.push(peer);
+            self.stream_of(name, member, peer).counted = true;
+        }
+        let record = Box::new(record);
+        self.queue(name, Job::Serve(record, peers));
+    }
+
+    /// The volume is served, and what waited for that goes on.
+    pub(super) fn served_with_copies(&mut self, name: &str, served: bool) {
+        let volume = self.logs.find(name);
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        owning.serving = false;
+        if !served || core::mem::replace(&mut owning.served, true) {
+            return;
+        }
+        (owning.begun, owning.volume) = (Instant::now(), volume);
+        for (member, from) in core::mem::take(&mut owning.pending) {
+            self.start_stream(name, member, from);
+        }
+    }
+
+    pub(super) fn volume_of(&self, name: &str) -> Option<VolumeId> {
+        let owning = self.entries.get(name).and_then(|it| it.owning.as_ref());
+        owning
+            .and_then(|it| it.volume)
+            .or_else(|| self.logs.find(name))
+    }
+
+    /// A message that is for the owner of a unit, or for who takes it. False if it is for neither.
+    pub(super) fn owner_heard(&mut self, name: &str, from: Uuid, body: Body) -> bool {
+        let Some(owning) = self.owning(name) else {
+            return false;
+        };
+        match body {
+            Body::Take { number } => self.asked_for(name, from, number),
+            Body::Newer { number } | Body::NotMine { number } => {
+                if number > owning.record().number {
+                    self.look_for_newer(name);
+                }
+            }
+            body => {
+                if let Body::Absent { .. } | Body::Failed { .. } = &body {
+                    owning.refused.insert(from, Instant::now());
+                    if let Some(stream) = owning.streams.get_mut(&from) {
+                        stream.watch.fail(now());
+                    }
+                }
+                if let Body::Frozen { about, .. } = &body
+                    && owning.about == About::default()
+                {
+                    owning.about = about.clone();
+                }
+                let (event, body) = (body.clone(), body);
+                self.taker_event(name, taker::Event::Heard { from, body: event });
+                self.set_event(name, set::Event::Heard { from, body });
+            }
+        }
+        true
+    }
+
+    fn look_for_newer(&mut self, name: &str) {
+        let entry = &self.entries[name];
+        let (Some((_, records)), Some(owning)) = (entry.place.clone(), &entry.owning) else {
+            return;
+        };
+        let known = owning.record().clone();
+        let (unit, inputs, name) = (known.unit, self.inputs.clone(), name.to_owned());
+        self.workers.run(move |_| {
+            if let Ok(Some(seen)) = records.look(Look::new(unit, Some(known))) {
+                let _ = inputs.send(Input::Own(name, Step::Seen(seen)));
+            }
+        });
+    }
+
+    /// Another host has a client for the unit: everything goes to the origin, and the unit is let
+    /// go of, if no client is here.
+    fn asked_for(&mut self, name: &str, from: Uuid, _number: u64) {
+        let unit = self.entries[name].unit.as_ref().map(|(id, _)| *id);
+        let Some(unit) = unit else { return };
+        let bytes = self.volumes.dirty_bytes(name);
+        self.say(from, unit, Body::Draining { bytes });
+        if let Some(owning) = self.owning(name) {
+            owning.asked_by = Some(from);
+        }
+        self.let_go_with_copies(name);
+    }
+
+    /// Lets go of the volume, if that is asked for and nothing else is under way.
+    pub(super) fn let_go_with_copies(&mut self, name: &str) {
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
+        let (busy, leaving) = (entry.busy || !entry.jobs.is_empty(), entry.leaving);
+        let Some(owning) = entry.owning.as_mut() else {
+            return;
+        };
+        let asked = owning.asked_by.is_some() || leaving;
+        let rests = owning.served && !owning.letting_go && !owning.releasing && !busy;
+        if asked && rests {
+            owning.letting_go = true;
+            self.queue(name, Job::LetGo);
+        }
+    }
+
+    /// The end of that.
+    pub(super) fn let_go_of_copies(&mut self, name: &str, done: Drained) {
+        let who = self.member.me.name.clone();
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        owning.letting_go = false;
+        let unit = owning.record().unit;
+        if done == Drained::Done {
+            owning.releasing = true;
+            (owning.served, owning.serving) = (false, false);
+            let entry = self.entries.get_mut(name).expect("just seen");
+            (entry.serves, entry.proof) = (false, None);
+            return self.release(name);
+        }
+        if let Some(host) = owning.asked_by.take() {
+            let why = match done {
+                Drained::Busy => format!("a client on {who} uses it"),
+                _ => format!("{who} cannot destage it; see `tenuto status -x` there"),
+            };
+            self.say(host, unit, Body::Denied { why });
+        }
+        self.end_if_removed(name);
+    }
+
+    /// Tells the set that all is at the origin, until the record that says so is made.
+    pub(super) fn release(&mut self, name: &str) {
+        let view = self
+            .volume_of(name)
+            .and_then(|volume| self.logs.view(volume));
+        let Some(view) = view.filter(|view| !view.dirty && !view.attached) else {
+            return;
+        };
+        let end = view.acked.max(view.destaged);
+        self.set_event(name, set::Event::Given(end));
+        self.set_event(name, set::Event::Synced(end));
+        let (session, own) = (self.member.me.session, self.owning(name).map(|it| it.own));
+        let asked = match self.owning(name).and_then(|it| it.set()) {
+            Some(set) => set.must_have(),
+            None => return,
+        };
+        let number = self.owning(name).map_or(0, |it| it.record().number);
+        // Nothing was destaged that a copy that counts does not have.
+        for member in asked.into_iter().filter(|it| Some(it.copy) != own) {
+            let body = Body::Ack {
+                copy: member.copy,
+                session,
+                term: number,
+                durable: end,
+                batch: 0,
+                credit: 0,
+            };
+            let from = member.host;
+            self.set_event(name, set::Event::Heard { from, body });
+        }
+        self.tell_destaged(name, end);
+        self.set_event(name, set::Event::Release);
+    }
+
+    pub(super) fn tell_destaged(&mut self, name: &str, destaged: Serial) {
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        let What::Set(set) = &mut owning.what else {
+            return;
+        };
+        set.acknowledge();
+        set.begin_cut();
+        let destaged = destaged.min(set.cut());
+        if destaged > set.destaged() {
+            self.set_event(name, set::Event::Destaged(destaged));
+        }
+    }
+
+    /// The unit is another host's by this record, or no host's.
+    fn end_owning(&mut self, name: &str, record: Record) {
+        let hosts: Vec<Uuid> = self
+            .owning(name)
+            .map(|owning| owning.streams.keys().copied().collect())
+            .unwrap_or_default();
+        for host in hosts {
+            if let (Some(volume), peer) = (self.volume_of(name), self.peer_id(host)) {
+                self.logs.stop_stream(volume, peer, false);
+            }
+        }
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
+        let Some(owning) = entry.owning.take() else {
+            return;
+        };
+        let asked_by = owning.asked_by;
+        let own = owning.own;
+        let (unit, number) = (record.unit, record.number);
+        match &record.owner {
+            None => self.remove_own_copy(own),
+            Some(owner) if owner.is_same_host(&self.member.me) => {}
+            Some(owner) => {
+                let owner = owner.name.clone();
+                let acts = owning.served || owning.serving || owning.letting_go;
+                match acts {
+                    true => self.queue(name, Job::Depose(owner)),
+                    false => self.retire_copy(name),
+                }
+            }
+        }
+        self.event(name, UnitEvent::Ended { record });
+        if let Some(host) = asked_by {
+            self.say(host, unit, Body::Newer { number });
+        }
+        self.tell_links_newer(unit, number);
+        self.show(name);
+    }
+
+    fn tell_links_newer(&mut self, unit: Uuid, number: u64) {
+        for host in self.links.clone() {
+            self.say(host, unit, Body::Newer { number });
+        }
+    }
+
+    /// All is at the origin: the volume is no copy any more.
+    fn remove_own_copy(&mut self, own: Uuid) {
+        let is_own = |place: &Place| matches!(place, Place::Own(_));
+        if self
+            .copies
+            .get(&own)
+            .is_some_and(|kept| is_own(&kept.place))
+        {
+            self.remove_copy(own);
+        }
+    }
+
+    /// A copy of this host was frozen by this record: what it owns with it ends. True if the volume
+    /// is let go of first, which [`Manager::retire_copy`] follows.
+    pub(super) fn depose_owner(&mut self, name: &str, record: Record) -> bool {
+        let acts = self
+            .owning(name)
+            .is_some_and(|it| it.served || it.serving || it.letting_go);
+        self.own_step(name, Step::Seen(record));
+        acts && self.owning(name).is_none()
+    }
+
+    /// About each second.
+    pub(super) fn tick_copies(&mut self, name: &str) {
+        let Some(owning) = self.owning(name) else {
+            return self.begin_copies(name);
+        };
+        let stuck = match &owning.what {
+            What::Taking(machine) => matches!(
+                machine.state(),
+                taker::State::Behind { .. } | taker::State::Held(_)
+            ),
+            _ => false,
+        };
+        if stuck {
+            // The vault is looked at anew.
+            let record = owning.record().clone();
+            return self.end_owning(name, record);
+        }
+        let releasing = owning.releasing;
+        self.taker_event(name, taker::Event::Tick);
+        self.set_event(name, set::Event::Tick);
+        match releasing {
+            true => self.release(name),
+            false => self.let_go_with_copies(name),
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! How a unit with copies is shown.
+
+use super::copies::{LearnerShown, MemberShown, Replication};
+use super::owning::What;
+use super::{Entry, Manager};
+use engine::types::Uuid;
+use node::{set, taker};
+
+impl Manager {
+    pub(super) fn describe_lent(&self, entry: &Entry) -> (&'static str, Option<String>) {
+        let Some(owning) = &entry.owning else {
+            return ("taking", None);
+        };
+        let problem = owning.problem.clone().or(entry.held.clone());
+        match &owning.what {
+            What::Taking(machine) => match machine.state() {
+                taker::State::Probing => {
+                    let members = machine.record().members.iter();
+                    let others = members.filter(|it| it.host != self.member.me.host);
+                    let others: Vec<String> = others.map(|it| self.host(it.host)).collect();
+                    let here = machine.record().member(self.member.me.host).is_some();
+                    let hosts = others.join(" and ");
+                    let words = format!("its copies are on {hosts}; one of these has to answer");
+                    ("taking", problem.or((!here).then_some(words)))
+                }
+                _ if problem.is_some() => ("held", problem),
+                _ => ("taking", None),
+            },
+            What::Beginning(_) => ("owner", problem),
+            What::Set(_) if owning.leaves() => ("releasing", problem),
+            What::Set(set) if !set.may_drain() => ("taking", problem),
+            What::Set(_) => ("owner", problem),
+        }
+    }
+
+    pub(super) fn describe_copies(&self, entry: &Entry) -> Option<Replication> {
+        let wanted = entry.settings.replicas;
+        if entry.unfit && wanted > 0 && entry.is_served() {
+            let words = "copies of an image that is not raw are not in this version; write \
+                         `replicas = 0`";
+            return Some(Replication {
+                wanted,
+                state: "degraded",
+                reason: Some(words.into()),
+                ..Replication::default()
+            });
+        }
+        let set = entry.owning.as_ref()?.set()?;
+        if wanted == 0 && set.shown().is_empty() {
+            return None;
+        }
+        let name = |host: Uuid| self.host(host);
+        let shown = set.shown();
+        let others = shown.iter().filter(|peer| peer.counts);
+        let others = others.map(|peer| MemberShown {
+            host: name(peer.member.host),
+            state: match (peer.unfit, peer.streams) {
+                (true, _) => "lost",
+                (false, true) => "streaming",
+                (false, false) => "catching-up",
+            },
+            durable: peer.durable.map_or(0, |durable| durable.0),
+        });
+        let own = MemberShown {
+            host: self.member.me.name.clone(),
+            state: "here",
+            durable: set.history().end().0,
+        };
+        let members: Vec<MemberShown> = [own].into_iter().chain(others).collect();
+        let learner = shown.iter().find(|peer| !peer.counts);
+        let (state, reason) = match set.state() {
+            set::State::Full => ("full", None),
+            set::State::Waiting => {
+                let lost = members.iter().filter(|it| it.state == "lost");
+                let lost: Vec<&str> = lost.map(|it| it.host.as_str()).collect();
+                let words = format!("{} does not answer; it is left out", lost.join(" and "));
+                ("waiting", Some(words))
+            }
+            set::State::Degraded | set::State::Ended => {
+                let words = match (learner, self.links.is_empty()) {
+                    (Some(learner), _) => {
+                        format!("a copy is being made on {}", name(learner.member.host))
+                    }
+                    (None, true) => "no other host answers".to_owned(),
+                    (None, false) => "no other host takes a copy yet".to_owned(),
+                };
+                ("degraded", Some(words))
+            }
+        };
+        let end = set.history().end().0.max(1);
+        let learner = learner.map(|peer| LearnerShown {
+            host: name(peer.member.host),
+            percent: (peer.durable.map_or(0, |it| it.0) * 100 / end).min(100) as u8,
+        });
+        Some(Replication {
+            wanted,
+            real: set.real().min(usize::from(u8::MAX)) as u8,
+            state,
+            members,
+            learner,
+            reason,
+        })
+    }
+}

@@ -1,0 +1,336 @@
+//! Streams to the copies of units that this host owns, and when one of them is given up.
+//!
+//! Always true: a stream is opened for one copy in one session; what the set is told of a copy is
+//! what the log knew at one moment; a copy that does not answer for too long, or has no stream, is
+//! unfit, and a host that was lost again soon waits longer. Deliberately absent: which copies there
+//! are, which [`super::replicas`] decides with its machines.
+
+use super::Manager;
+use super::logs::StreamTo;
+use super::owning::{Owning, Stream, asks, now};
+use crate::shard::control::{CommandError, CommandReply};
+use engine::event::Command;
+use engine::snapshot::CopySnapshot;
+use engine::types::{PeerId, Serial, Uuid};
+use node::choice::{Candidate, Wish, choose};
+use node::message::Body;
+use node::record::Member;
+use node::set;
+use node::watch::{Verdict, Watch};
+use std::time::{Duration, Instant};
+
+/// A host that would not keep a copy is not asked again for so long.
+const REFUSED: Duration = Duration::from_secs(10);
+/// A stream that ended is opened again after this.
+const REOPEN: Duration = Duration::from_millis(100);
+/// How long a copy that counts may be without a stream: first of all links have to come up.
+const CLOSED_MAX: Duration = Duration::from_secs(1);
+const BEGIN_MAX: Duration = Duration::from_secs(3);
+/// How long a host may take to make a copy.
+const MAKE_MAX: Duration = Duration::from_secs(10);
+
+impl Manager {
+    pub(super) fn peer_id(&mut self, host: Uuid) -> PeerId {
+        let next = self.peer_ids.len() as u32;
+        PeerId(*self.peer_ids.entry(host).or_insert(next))
+    }
+
+    pub(super) fn choose_place(&mut self, name: &str, not: &[Uuid]) -> Option<(Uuid, Uuid)> {
+        let neighbours = self.logs.neighbours();
+        let owning = self.owning(name)?;
+        owning.refused.retain(|_, since| since.elapsed() < REFUSED);
+        let unfit = owning.streams.iter().filter(|(_, it)| !it.watch.is_fit());
+        let unfit = unfit.map(|(host, _)| *host);
+        let refused: Vec<Uuid> = owning.refused.keys().copied().chain(unfit).collect();
+        let domain = self.member.domain.clone();
+        let members: Vec<Uuid> = self
+            .owning(name)?
+            .record()
+            .members
+            .iter()
+            .map(|it| it.host)
+            .collect();
+        let taken = neighbours.iter().filter(|it| members.contains(&it.host));
+        let domains: Vec<String> = taken.map(|it| it.domain.clone()).chain([domain]).collect();
+        let copies = |host: Uuid| {
+            let owned = self
+                .entries
+                .values()
+                .filter_map(|entry| entry.owning.as_ref());
+            owned.filter(|it| it.streams.contains_key(&host)).count() as u32
+        };
+        let candidates = neighbours.iter().filter(|it| !refused.contains(&it.host));
+        let candidates: Vec<Candidate> = candidates
+            .map(|it| Candidate {
+                host: it.host,
+                cache: it.cache,
+                domain: it.domain.clone(),
+                reaches_datastore: true,
+                reserve_blocks: u64::MAX,
+                copies: copies(it.host),
+            })
+            .collect();
+        let wish = Wish {
+            not,
+            domains: &domains,
+            blocks: 0,
+        };
+        choose(&candidates, &wish).map(|choice| (choice.host, choice.cache))
+    }
+
+    pub(super) fn stream_of(&mut self, name: &str, member: Member, peer: PeerId) -> &mut Stream {
+        let owning = self.owning(name).expect("it has streams");
+        let stream = owning.streams.entry(member.host);
+        let stream = stream.or_insert_with(|| Stream {
+            peer,
+            member,
+            watch: Watch::new(now()),
+            open: false,
+            since: Instant::now(),
+            reopen: None,
+            counting: None,
+            counted: false,
+        });
+        stream.member = member;
+        stream
+    }
+
+    pub(super) fn start_stream(&mut self, name: &str, member: Member, from: Serial) {
+        let (Some(volume), peer) = (self.volume_of(name), self.peer_id(member.host)) else {
+            return;
+        };
+        let (session, Some(owning)) = (self.member.me.session, self.owning(name)) else {
+            return;
+        };
+        let term = owning.record().number;
+        let counts = asks(owning, &member);
+        let to = StreamTo {
+            volume,
+            peer,
+            host: member.host,
+            copy: member.copy,
+            session,
+            term,
+        };
+        self.logs.stop_stream(volume, peer, counts);
+        let started = self.logs.start_stream(to, from);
+        let stream = self.stream_of(name, member, peer);
+        (stream.open, stream.since) = (started.is_ok(), Instant::now());
+        (stream.counting, stream.counted, stream.reopen) = (None, counts, None);
+        stream.watch.closed();
+        stream.watch.heard(now());
+        if let Err(why) = started {
+            tracing::warn!(volume = %name, "volume {name}: {why}");
+        }
+    }
+
+    pub(super) fn stop_stream(&mut self, name: &str, host: Uuid) {
+        let Some(volume) = self.volume_of(name) else {
+            return;
+        };
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        let Some(stream) = owning.streams.get(&host) else {
+            return;
+        };
+        let (peer, counts) = (stream.peer, asks(owning, &stream.member));
+        if let Some(stream) = owning.streams.get_mut(&host) {
+            (stream.open, stream.since) = (false, Instant::now());
+            (stream.counting, stream.counted) = (None, counts);
+        }
+        self.logs.stop_stream(volume, peer, counts);
+    }
+
+    /// The log asks no copy any more that the set does not ask.
+    pub(super) fn count_copies(&mut self, name: &str) {
+        let Some(owning) = self.owning(name).filter(|it| it.served) else {
+            return;
+        };
+        let Some(set) = owning.set() else { return };
+        let asked = set.must_have();
+        let streams = owning.streams.iter().filter(|(_, stream)| {
+            stream.counted && stream.counting.is_none() && !asked.contains(&stream.member)
+        });
+        let more: Vec<Uuid> = streams.map(|(host, _)| *host).collect();
+        for host in more {
+            self.stop_stream(name, host);
+        }
+    }
+
+    /// Feeds the sets with what the log knows, and streams with what they are to do.
+    pub(super) fn look_at_streams(&mut self) {
+        let mut served = Vec::new();
+        for name in self.names() {
+            self.look_at_fetch(&name);
+            let owning = self.owning(&name);
+            let Some(owning) = owning.filter(|it| it.served && it.set().is_some()) else {
+                continue;
+            };
+            if let Some(volume) = owning.volume {
+                served.push((name, volume));
+            }
+        }
+        if served.is_empty() {
+            return;
+        }
+        let views = self
+            .logs
+            .views(served.iter().map(|(_, volume)| *volume).collect());
+        for ((name, _), view) in served.iter().zip(views) {
+            if let Some(view) = view.filter(|view| view.attached) {
+                self.look_at_stream(name, &view);
+            }
+        }
+    }
+
+    fn look_at_stream(&mut self, name: &str, view: &CopySnapshot) {
+        self.feed_serials(name, view);
+        let hosts: Vec<Uuid> = match self.owning(name) {
+            Some(owning) => owning.streams.keys().copied().collect(),
+            None => return,
+        };
+        for host in hosts {
+            self.look_at_peer(name, host, view);
+        }
+    }
+
+    fn feed_serials(&mut self, name: &str, view: &CopySnapshot) {
+        let session = self.member.me.session;
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        let Some(set) = owning.set() else { return };
+        let number = set.record().number;
+        let known = set.history().end();
+        let mut acks = Vec::new();
+        for (host, stream) in owning.streams.iter().filter(|(_, stream)| stream.open) {
+            let peer = view.peers.iter().find(|peer| peer.peer == stream.peer);
+            if let Some(peer) = peer {
+                let body = Body::Ack {
+                    copy: stream.member.copy,
+                    session,
+                    term: number,
+                    durable: peer.durable,
+                    batch: 0,
+                    credit: 0,
+                };
+                acks.push((*host, body));
+            }
+        }
+        if view.acked > known {
+            self.set_event(name, set::Event::Given(view.acked));
+        }
+        self.set_event(name, set::Event::Synced(view.durable.min(view.acked)));
+        for (from, body) in acks {
+            self.set_event(name, set::Event::Heard { from, body });
+        }
+        self.tell_destaged(name, view.destaged);
+    }
+
+    fn look_at_peer(&mut self, name: &str, host: Uuid, view: &CopySnapshot) {
+        let linked = self.links.contains(&host);
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        let begun = owning.begun.elapsed() >= BEGIN_MAX;
+        let Some(member) = owning.streams.get(&host).map(|it| it.member) else {
+            return;
+        };
+        let counts = asks(owning, &member);
+        let stream = owning.streams.get_mut(&host).expect("just seen");
+        let peer = view.peers.iter().find(|peer| peer.peer == stream.peer);
+        if linked || !begun {
+            stream.watch.heard(now());
+        }
+        let mut live = false;
+        if let Some(peer) = peer.filter(|_| stream.open) {
+            stream.watch.sent(now(), peer.sent);
+            stream.watch.acked(now(), peer.durable);
+            live = peer.live && !stream.counted && stream.counting.is_none();
+        }
+        let patience = match counts {
+            true => CLOSED_MAX,
+            false => MAKE_MAX,
+        };
+        let late = !stream.open && stream.since.elapsed() >= patience && begun;
+        let verdict = match late {
+            true => stream.watch.fail(now()),
+            false => stream.watch.tick(now()),
+        };
+        let again = stream.reopen.is_some_and(|it| it <= Instant::now());
+        let counting = stream.counting.as_mut().and_then(CommandReply::take);
+        match verdict {
+            Verdict::Lost => self.set_event(name, set::Event::Unfit { host }),
+            Verdict::Back => self.reopen(name, host),
+            Verdict::Same if live => self.count_peer(name, host),
+            Verdict::Same if counting.is_some() => self.counted(name, host, counting),
+            Verdict::Same if again && linked => self.reopen(name, host),
+            Verdict::Same => {}
+        }
+    }
+
+    fn reopen(&mut self, name: &str, host: Uuid) {
+        if let Some(stream) = self.owning(name).and_then(|it| it.streams.get_mut(&host)) {
+            (stream.reopen, stream.since) = (None, Instant::now());
+        }
+        self.set_event(name, set::Event::Fit { host });
+    }
+
+    fn count_peer(&mut self, name: &str, host: Uuid) {
+        let (Some(volume), peer) = (self.volume_of(name), self.peer_id(host)) else {
+            return;
+        };
+        let reply = self.logs.begin(Command::CountPeer { volume, peer });
+        if let Some(stream) = self.owning(name).and_then(|it| it.streams.get_mut(&host)) {
+            stream.counting = reply;
+        }
+    }
+
+    /// The log has counted a copy: it has all that was relied on so far.
+    fn counted(&mut self, name: &str, host: Uuid, reply: Option<Result<(), CommandError>>) {
+        let stream = self.owning(name).and_then(|it| it.streams.get_mut(&host));
+        let Some(stream) = stream else { return };
+        stream.counting = None;
+        if let Some(Ok(())) = reply {
+            stream.counted = true;
+            self.set_event(name, set::Event::Live { host });
+        }
+    }
+
+    /// What has come back on a data connection.
+    pub(super) fn heard_data(&mut self, from: Uuid, body: Body) {
+        let Body::Failed { copy, .. } = &body else {
+            return;
+        };
+        let sends = |owning: &Owning| {
+            let stream = owning.streams.get(&from);
+            stream.is_some_and(|stream| stream.member.copy == *copy)
+        };
+        let mut entries = self.entries.iter();
+        let found = entries.find(|(_, entry)| entry.owning.as_ref().is_some_and(sends));
+        if let Some(name) = found.map(|(name, _)| name.clone()) {
+            self.owner_heard(&name, from, body);
+        }
+    }
+
+    /// The data connection to a host has ended.
+    pub(super) fn data_down(&mut self, host: Uuid) {
+        for kept in self.copies.values_mut() {
+            // A host that fetches asks again.
+            kept.sends = None;
+        }
+        for name in self.names() {
+            let open = self
+                .owning(&name)
+                .and_then(|it| it.streams.get(&host))
+                .is_some_and(|stream| stream.open);
+            if open {
+                self.stop_stream(&name, host);
+                if let Some(stream) = self.owning(&name).and_then(|it| it.streams.get_mut(&host)) {
+                    stream.reopen = Some(Instant::now() + REOPEN);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,480 @@
+//! Copies of dirty data on other hosts: daemons on one machine, each with its own cache, of which
+//! some are killed, also together with what they had. What was flushed is there all the same.
+//!
+//! Always true: a host is killed with flushes under way, and what it had on its SSD is removed
+//! where a test says that it is lost. Deliberately absent: delay, loss and partitions of links.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use workload::check::{Crash, Promise};
+use workload::rng::Rng;
+
+use crate::cluster_units::{Host, Shared, free_ports};
+use crate::common::load::{End, Load, Mix};
+use crate::common::nbd::Client;
+use crate::common::{EXIT_FAILED, PATIENCE, SetWhenDropped, count, seed, text_of, wait_until};
+
+const BYTES: u64 = 64 << 20;
+/// Nothing goes to the image by itself, so that what is found was in a log.
+const ONE_COPY: &str = "destage-after = \"never\"\nreplicas = 1";
+const NO_COPY: &str = "destage-after = \"never\"\nreplicas = 0";
+/// A flush waits until a peer that is lost was left out. What the product promises is measured by
+/// the bench; this only tells a wait that ends from one that does not.
+const FLUSH_MAX: Duration = Duration::from_secs(5);
+
+/// Hosts of one cluster with one volume, whose fence program says that a host writes no more when
+/// its daemon is gone.
+struct Cluster {
+    hosts: Vec<Host>,
+    shared: Shared,
+}
+
+fn name(at: usize) -> String {
+    format!("host-{}", char::from(b'a' + at as u8))
+}
+
+/// Says whether the daemon of a host is gone, and ends none.
+fn fence_program(shared: &Shared) -> PathBuf {
+    let program = shared.path("fence");
+    let place = shared.path("");
+    let text = format!(
+        "#!/bin/sh\npid=$(cat \"{}/$1.pid\") || exit 1\n! kill -0 \"$pid\" 2>/dev/null\n",
+        place.display()
+    );
+    std::fs::write(&program, text).expect("a program");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&program, mode).expect("may be run");
+    program
+}
+
+impl Cluster {
+    fn new(hosts: usize, lines: &str) -> Cluster {
+        let shared = Shared::new();
+        let (image, vault) = (shared.path("disk.img"), shared.path("vault"));
+        let file = std::fs::File::create(&image).expect("an image");
+        file.set_len(BYTES).expect("its size");
+        let fence = fence_program(&shared);
+        let fence = format!("fence = \"{}\"\n", fence.display());
+        let mut cluster = Cluster {
+            hosts: Vec::new(),
+            shared,
+        };
+        for at in 0..hosts {
+            let mut host = Host::new(&name(at), &image, "raw", lines);
+            let (port, rack) = (&free_ports()[0], format!("rack-{at}"));
+            let place = ["--listen", port, "--domain", &rack];
+            let command = match cluster.hosts.first() {
+                None => {
+                    let vault = format!("dir:{}", vault.display());
+                    let init = ["cluster", "init", "c1", "--vault", &vault];
+                    [&init[..], &place].concat().join(" ")
+                }
+                Some(first) => {
+                    let token = first.rig.done(&["cluster", "token"]);
+                    let join = ["cluster", "join", token.trim()];
+                    [&join[..], &place].concat().join(" ")
+                }
+            };
+            host.rig.done(&command.split(' ').collect::<Vec<_>>());
+            host.keep_section();
+            host.rig.section(&fence);
+            host.rig.write_config();
+            cluster.hosts.push(host);
+            cluster.start(at);
+        }
+        for host in &cluster.hosts {
+            wait_until("the other hosts are up", PATIENCE, || {
+                let peers = host.rig.json(&["peer", "ls"])["peers"].clone();
+                let peers = peers.as_array().expect("a list");
+                peers.len() == hosts - 1 && peers.iter().all(|peer| peer["state"] == "up")
+            });
+        }
+        cluster
+    }
+
+    fn start(&mut self, at: usize) {
+        let host = &mut self.hosts[at];
+        host.start();
+        let path = self.shared.path(&format!("{}.pid", name(at)));
+        std::fs::write(path, host.pid().to_string()).expect("its number");
+    }
+
+    /// The host is gone with its SSD and its RAM.
+    fn destroy(&mut self, at: usize) {
+        self.hosts[at].kill();
+        let rig = &self.hosts[at].rig;
+        std::fs::remove_file(rig.cache_path()).expect("its cache");
+        rig.lose_stage();
+    }
+
+    fn copies(&self, at: usize) -> Value {
+        self.hosts[at].show()["replication"].clone()
+    }
+
+    /// Waits until the volume that this host serves has its copy. Who has it.
+    fn is_full(&self, at: usize) -> usize {
+        let mut copies = Value::Null;
+        wait_until("another host has a copy", PATIENCE, || {
+            copies = self.copies(at);
+            copies["state"] == "full" && copies["real"] == 1
+        });
+        let members = copies["members"].as_array().expect("a list");
+        let peer = members.iter().find(|member| member["state"] == "streaming");
+        let peer = peer.expect("one that counts")["host"].clone();
+        let mut hosts = 0..self.hosts.len();
+        hosts.find(|at| peer == name(*at)).expect("a host of ours")
+    }
+
+    fn is_degraded(&self, at: usize) {
+        wait_until("it is degraded", PATIENCE, || {
+            self.copies(at)["state"] == "degraded"
+        });
+        let shown = self.hosts[at].show();
+        assert_eq!(shown["state"], "degraded", "{shown}");
+        assert!(shown["replication"]["reason"].is_string(), "{shown}");
+        let said = self.hosts[at].rig.tenuto(&["status", "-x"]);
+        assert_eq!(said.status.code(), Some(EXIT_FAILED));
+        assert!(text_of(&said).contains("degraded"), "{}", text_of(&said));
+    }
+
+    /// A client that waits as long as a takeover takes.
+    fn served(&self, at: usize) -> Client {
+        let socket = self.hosts[at].rig.socket("disk");
+        let mut client = None;
+        wait_until(&format!("{} serves it", name(at)), PATIENCE, || {
+            client = Client::connect(&socket, "").ok();
+            client.is_some()
+        });
+        client.expect("just connected")
+    }
+
+    /// So many requests, all answered, and what was written is flushed.
+    fn write(&self, at: usize, load: &mut Load, requests: u64) {
+        let before = load.counts.answered;
+        let more = |counts: &crate::common::load::Counts| counts.answered - before < requests;
+        let end = load.run(self.served(at), more);
+        assert_eq!(end.expect("reads are right"), End::Enough);
+        let mut client = self.served(at);
+        load.flush(&mut client);
+        self.leave(at, client);
+    }
+
+    fn leave(&self, at: usize, client: Client) {
+        client.disconnect();
+        self.hosts[at].rig.gone_clients("disk");
+    }
+
+    /// Reads all of the volume at this host and judges it.
+    fn check(&self, at: usize, load: &mut Load, crash: Crash, when: &str) {
+        let mut client = self.served(at);
+        let found = load.verify(crash, &mut client);
+        let found = found.unwrap_or_else(|violation| panic!("{when}: {violation}"));
+        assert!(found.cut >= found.floor, "{when}: {found:?}");
+        assert_eq!(load.counts.refused, 0, "{when}: no request hears an error");
+        self.leave(at, client);
+    }
+
+    /// Kills these hosts under load after so many answers. Where the owner is among them the load
+    /// ends with it, else after as many answers again.
+    fn kill_under_load(&mut self, owner: usize, load: &mut Load, dead: &[usize], answers: u64) {
+        let client = self.served(owner);
+        let (before, mut lives) = (load.counts.answered, true);
+        let hosts = &mut self.hosts;
+        let end = load.run(client, |counts| {
+            let answered = counts.answered - before;
+            if lives && answered > answers {
+                dead.iter().for_each(|at| hosts[*at].kill());
+                lives = false;
+            }
+            answered <= 2 * answers
+        });
+        let wanted = match dead.contains(&owner) {
+            true => End::Broken,
+            false => End::Enough,
+        };
+        assert_eq!(end.expect("reads are right"), wanted);
+        assert!(!lives, "it was killed under load");
+    }
+
+    fn stop(mut self) {
+        self.hosts.iter_mut().for_each(|host| drop(host.stop()));
+    }
+}
+
+/// Stamped writes at depth 16.
+fn load(seed: u64) -> Load {
+    let mut load = Load::new(1, BYTES, Promise::Prefix, seed);
+    load.mix = Mix {
+        sectors_max: 64,
+        ..Mix::default()
+    };
+    load
+}
+
+/// Flushes of a connection of its own, until it is over; the longest.
+fn longest_flush(socket: &Path, over: &AtomicBool) -> Duration {
+    let mut client = Client::connect(socket, "").expect("a second connection");
+    let mut longest = Duration::ZERO;
+    while !over.load(Ordering::SeqCst) {
+        let begun = Instant::now();
+        client.flush();
+        longest = longest.max(begun.elapsed());
+    }
+    client.disconnect();
+    longest
+}
+
+/// Fails when: a flush is answered before the other host has it on media.
+#[test]
+fn a_flush_is_at_both_hosts() {
+    let mut cluster = Cluster::new(2, ONE_COPY);
+    let mut load = load(seed(31));
+    cluster.write(0, &mut load, 100);
+    assert_eq!(cluster.is_full(0), 1);
+    let promise = cluster.hosts[0].show()["promise"].clone();
+    assert!(
+        promise.as_str().expect("a text").contains("host-b"),
+        "{promise}"
+    );
+    let kept = cluster.hosts[1].rig.json(&["status"])["copies"].clone();
+    assert_eq!(
+        (&kept[0]["name"], &kept[0]["owner"]),
+        (&"disk".into(), &"host-a".into())
+    );
+    cluster.write(0, &mut load, 400);
+    cluster.kill_under_load(0, &mut load, &[0], 200);
+    std::fs::remove_file(cluster.hosts[0].rig.cache_path()).expect("its cache");
+    cluster.check(1, &mut load, Crash::PowerLoss, "at the other host");
+    cluster.is_degraded(1);
+    let drain = cluster.hosts[1].show()["drain"].clone();
+    assert_eq!(drain["proof"], "fenced by its program");
+    cluster.hosts[1].stop();
+}
+
+/// Fails when: a host that does not answer is waited for.
+#[test]
+fn a_lost_peer_is_left_out_and_comes_back() {
+    let mut cluster = Cluster::new(2, ONE_COPY);
+    let mut load = load(seed(32));
+    cluster.write(0, &mut load, 100);
+    cluster.is_full(0);
+    let (socket, over) = (cluster.hosts[0].rig.socket("disk"), AtomicBool::new(false));
+    let longest = std::thread::scope(|scope| {
+        let flushes = scope.spawn(|| longest_flush(&socket, &over));
+        let _over = SetWhenDropped(&over);
+        cluster.kill_under_load(0, &mut load, &[1], 300);
+        cluster.is_degraded(0);
+        over.store(true, Ordering::SeqCst);
+        flushes.join().expect("no panic")
+    });
+    println!("longest flush {} ms", longest.as_millis());
+    assert!(longest < FLUSH_MAX, "a flush took {longest:?}");
+    // What is written while it is alone is owed to the peer as well.
+    cluster.write(0, &mut load, 200);
+    cluster.start(1);
+    assert_eq!(cluster.is_full(0), 1);
+    let said = cluster.hosts[0].rig.tenuto(&["status", "-x"]);
+    assert!(!text_of(&said).contains("degraded"), "{}", text_of(&said));
+    cluster.write(0, &mut load, 100);
+    cluster.destroy(0);
+    cluster.check(1, &mut load, Crash::PowerLoss, "after the peer was back");
+    cluster.hosts[1].stop();
+}
+
+/// Fails when: only the host that had a copy can get one again.
+#[test]
+fn a_third_host_takes_the_place_of_a_lost_peer() {
+    let mut cluster = Cluster::new(3, ONE_COPY);
+    let mut load = load(seed(33));
+    cluster.write(0, &mut load, 100);
+    let peer = cluster.is_full(0);
+    let third = 3 - peer;
+    cluster.kill_under_load(0, &mut load, &[peer], 200);
+    wait_until("the third host has a copy", PATIENCE, || {
+        cluster.copies(0)["state"] == "full" && cluster.is_full(0) == third
+    });
+    cluster.write(0, &mut load, 200);
+    cluster.destroy(0);
+    cluster.check(third, &mut load, Crash::PowerLoss, "at the third host");
+    // The first peer has an old copy, which is none any more, and can have a new one.
+    cluster.start(peer);
+    assert_eq!(cluster.is_full(third), peer);
+    cluster.check(third, &mut load, Crash::Kill, "with the first peer again");
+    for at in [peer, third] {
+        cluster.hosts[at].stop();
+    }
+}
+
+/// Fails when: a change of `replicas` is not heard of while the volume is served.
+#[test]
+fn replicas_can_be_switched_on_and_off_live() {
+    let mut cluster = Cluster::new(2, NO_COPY);
+    let mut load = load(seed(34));
+    cluster.write(0, &mut load, 200);
+    assert_eq!(cluster.copies(0)["wanted"], 0);
+    let set = |cluster: &Cluster, number: &str| {
+        let key = format!("replicas={number}");
+        cluster.hosts[0].rig.done(&["volume", "set", "disk", &key]);
+    };
+    let over = AtomicBool::new(false);
+    let client = cluster.served(0);
+    std::thread::scope(|scope| {
+        let (load, over) = (&mut load, &over);
+        let runs = scope.spawn(move || load.run(client, |_| !over.load(Ordering::SeqCst)));
+        let _over = SetWhenDropped(over);
+        for _ in 0..2 {
+            set(&cluster, "1");
+            cluster.is_full(0);
+            set(&cluster, "0");
+            wait_until("the copy is dropped", PATIENCE, || {
+                let kept = cluster.hosts[1].rig.json(&["status"])["copies"].clone();
+                kept.as_array().is_some_and(Vec::is_empty)
+            });
+            let shown = cluster.hosts[0].show();
+            assert_eq!(
+                (&shown["replicas"], &shown["replication"]["real"]),
+                (&0.into(), &0.into())
+            );
+        }
+        set(&cluster, "1");
+        cluster.is_full(0);
+        over.store(true, Ordering::SeqCst);
+        let end = runs.join().expect("no panic");
+        assert_eq!(end.expect("reads are right"), End::Enough);
+    });
+    cluster.write(0, &mut load, 100);
+    cluster.destroy(0);
+    cluster.check(
+        1,
+        &mut load,
+        Crash::PowerLoss,
+        "from a copy that was made under load",
+    );
+    cluster.hosts[1].stop();
+}
+
+/// Fails when: what was flushed is on the host of its owner only.
+#[test]
+fn an_owner_that_was_replaced_comes_back() {
+    let mut cluster = Cluster::new(2, ONE_COPY);
+    let mut load = load(seed(35));
+    cluster.write(0, &mut load, 100);
+    cluster.is_full(0);
+    cluster.kill_under_load(0, &mut load, &[0], 200);
+    cluster.check(1, &mut load, Crash::PowerLoss, "at the other host");
+    cluster.write(1, &mut load, 200);
+    // It has a client, so that the volume stays where it is.
+    let stays = cluster.served(1);
+    cluster.start(0);
+    cluster.hosts[0].waits_for("ownership", "away");
+    let later = cluster.hosts[0].client_later();
+    cluster.hosts[0].waits_for("ownership", "asking");
+    assert!(!later.is_finished(), "it serves nothing old");
+    assert_eq!(cluster.is_full(1), 0, "it is the peer now");
+    cluster.leave(1, stays);
+    let client = later.join().expect("no panic").expect("served in the end");
+    cluster.leave(0, client);
+    cluster.check(0, &mut load, Crash::Kill, "where it was first");
+    cluster.write(0, &mut load, 100);
+    cluster.stop();
+}
+
+/// Fails when: a host that comes back first goes on without what the other one has.
+#[test]
+fn both_die_and_come_back() {
+    for order in [[0, 1], [1, 0]] {
+        let mut cluster = Cluster::new(2, ONE_COPY);
+        let mut load = load(seed(36));
+        cluster.write(0, &mut load, 100);
+        cluster.is_full(0);
+        cluster.kill_under_load(0, &mut load, &[0, 1], 200);
+        let [first, second] = order;
+        cluster.start(first);
+        cluster.check(
+            first,
+            &mut load,
+            Crash::PowerLoss,
+            &format!("{order:?}: first"),
+        );
+        cluster.write(first, &mut load, 100);
+        cluster.start(second);
+        assert_eq!(cluster.is_full(first), second);
+        cluster.write(first, &mut load, 100);
+        cluster.destroy(first);
+        cluster.check(
+            second,
+            &mut load,
+            Crash::PowerLoss,
+            &format!("{order:?}: second"),
+        );
+        cluster.hosts[second].stop();
+    }
+}
+
+/// Fails when: an owner with copies does not let go of its volume.
+#[test]
+fn a_volume_moves_in_order_with_copies() {
+    let mut cluster = Cluster::new(2, ONE_COPY);
+    let mut load = load(seed(37));
+    for (owner, other) in [(0, 1), (1, 0), (0, 1)] {
+        cluster.write(owner, &mut load, 200);
+        assert_eq!(cluster.is_full(owner), other);
+        let when = format!("from {} to {}", name(owner), name(other));
+        cluster.check(other, &mut load, Crash::Kill, &when);
+    }
+    cluster.write(1, &mut load, 100);
+    assert_eq!(cluster.is_full(1), 0);
+    cluster.destroy(1);
+    cluster.check(0, &mut load, Crash::PowerLoss, "after the moves");
+    cluster.hosts[0].stop();
+}
+
+/// Fails when: what was flushed depends on which of the two is killed, or on which of them comes
+/// back first.
+#[test]
+fn rounds_of_kill() {
+    let seed = seed(38);
+    let (mut random, mut load) = (Rng::new(seed), load(seed));
+    let mut cluster = Cluster::new(2, ONE_COPY);
+    let (mut owner, mut kills) = (0, [0; 3]);
+    cluster.write(owner, &mut load, 20);
+    for round in 0..count("TENUTO_COPY_ROUNDS", 10) {
+        let other = 1 - owner;
+        assert_eq!(cluster.is_full(owner), other);
+        // Each kind in turn at first, whatever the dice say.
+        let kind = if round < 3 { round } else { random.below(3) };
+        kills[kind as usize] += 1;
+        let dead: &[usize] = match kind {
+            0 => &[owner],
+            1 => &[other],
+            _ => &[owner, other],
+        };
+        let answers = 50 + random.below(400);
+        cluster.kill_under_load(owner, &mut load, dead, answers);
+        let when = format!("round {round}, {dead:?} killed at {}", name(owner));
+        let next = if random.below(2) == 0 { owner } else { other };
+        match kind {
+            // Where its client is next the volume is needed before the other one is back.
+            0 if next == other => {
+                cluster.check(other, &mut load, Crash::PowerLoss, &when);
+                cluster.start(owner);
+            }
+            2 => {
+                cluster.start(next);
+                cluster.check(next, &mut load, Crash::PowerLoss, &when);
+                cluster.start(1 - next);
+            }
+            _ => cluster.start(dead[0]),
+        }
+        let after = format!("{when}, then at {}", name(next));
+        cluster.check(next, &mut load, Crash::Kill, &after);
+        cluster.write(next, &mut load, 20);
+        owner = next;
+    }
+    println!("kills of owner, member and both: {kills:?}");
+    cluster.stop();
+}
