@@ -268,7 +268,12 @@ pub struct CopySnapshot {
     /// The origin has everything up to here; 0 where the policy keeps no count.
     pub destaged: Serial,
     /// It has data that the origin has not.
+    /// Of the newest write that is here, or at the origin; void serials are not counted.
+    pub written: Serial,
+    /// The same of what is durable, in order and without a gap: a start finds at least that.
+    pub end: Serial,
     pub dirty: bool,
+    pub dirty_bytes: u64,
     /// Something of what it should have cannot be read, or is missing.
     pub damaged: bool,
     /// None of a volume of this host.

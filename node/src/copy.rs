@@ -234,6 +234,11 @@ impl Copy {
         &self.durable
     }
 
+    /// The name that its volume has on this host.
+    pub fn call(&mut self, name: &str) {
+        self.durable.about.name = name.into();
+    }
+
     pub fn health(&self) -> Health {
         self.health
     }

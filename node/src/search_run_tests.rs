@@ -108,7 +108,7 @@ const TAKEN: [&str; 8] = [
 fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
     let learns = Bounds {
         changes: 3,
-        takeovers: 0,
+        takeovers: 1,
         ..BOUNDS
     };
     let lags = Bounds {
@@ -139,7 +139,7 @@ fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
 fn a_rule_of_the_copies_that_is_left_out_is_noticed() {
     let lags = Bounds {
         lags: true,
-        takeovers: 0,
+        takeovers: 1,
         ..BOUNDS
     };
     let twice = Bounds {

@@ -42,6 +42,9 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use engine::types::{Serial, Uuid};
 
+/// Copies of owners before that are remembered at a time; they are offered again and again.
+const OLD_MAX: usize = 64;
+
 /// What the host tells the set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -199,6 +202,8 @@ pub struct Set {
     peers: Vec<Peer>,
     /// Copies that no record names any more: the next learner there may go on with one.
     left: Vec<Member>,
+    /// Those of owners before this one, by host: nothing goes on with them.
+    old: Vec<(Uuid, Uuid)>,
     acknowledged: Serial,
     cut: Serial,
     destaged: Serial,
@@ -207,6 +212,10 @@ pub struct Set {
     proved: Option<Epoch>,
     preparing: Option<Epoch>,
     releasing: bool,
+    /// Something could not be written: it is tried again with the next [`Event::Tick`].
+    paused: bool,
+    /// What lies under the name of a change cannot be read: so is that.
+    unread: bool,
     ended: bool,
 }
 
@@ -237,6 +246,7 @@ impl Set {
             change: None,
             record: owns.record,
             left: Vec::new(),
+            old: Vec::new(),
             // An earlier run may have said so, and begun a cut.
             acknowledged: end,
             cut: end,
@@ -246,6 +256,8 @@ impl Set {
             proved: None,
             preparing: None,
             releasing: false,
+            paused: false,
+            unread: false,
             ended: false,
             me,
         }
@@ -253,6 +265,11 @@ impl Set {
 
     pub fn record(&self) -> &Record {
         &self.record
+    }
+
+    /// The record that is being made.
+    pub fn changing(&self) -> Option<&Record> {
+        self.change.as_ref().map(Change::record)
     }
 
     pub fn state(&self) -> State {
@@ -474,7 +491,12 @@ impl Set {
     }
 
     fn tick(&mut self, cx: &mut Cx<'_>) {
-        self.choosing = false;
+        (self.choosing, self.paused) = (false, false);
+        if let Some(change) = self.change.as_ref().filter(|_| self.unread) {
+            self.unread = false;
+            let order = Change::again(change.record().clone()).1;
+            cx.out.push(Action::Vault(order));
+        }
         for at in 0..self.peers.len() {
             if self.peers[at].at != At::Streaming && !self.peers[at].unfit {
                 self.open(cx, at);
@@ -545,10 +567,9 @@ impl Set {
     fn found(&mut self, from: Uuid, status: &Status) {
         let copy = status.copy;
         let known = copy == self.own.copy || self.left.iter().any(|left| left.copy == copy);
+        let known = known || self.old.contains(&(from, copy)) || self.old.len() == OLD_MAX;
         if !known && status.term <= self.record.number {
-            // Nothing goes on with it: which cache it is in is not known.
-            let (host, cache) = (from, Uuid([0; 16]));
-            self.leave(Member { host, cache, copy });
+            self.old.push((from, copy));
         }
     }
 
@@ -575,7 +596,7 @@ impl Set {
             // It has what this history has not: it must not be counted, nor changed.
             Return::Restart if self.counts(&member) => self.unfit(cx, member.host),
             Return::Restart => {
-                self.left.push(member);
+                self.leave(member);
                 let peer = &mut self.peers[at];
                 (peer.member.copy, peer.fresh) = (cx.nonces.fresh(), true);
                 self.open(cx, at);
@@ -640,7 +661,7 @@ impl Set {
     }
 
     fn leave(&mut self, member: Member) {
-        self.left.retain(|left| left.copy != member.copy);
+        self.left.retain(|left| left.host != member.host);
         self.left.push(member);
         if self.left.len() > MEMBERS_MAX {
             self.left.remove(0);
@@ -704,6 +725,7 @@ impl Set {
 
     fn prepared(&mut self, cx: &mut Cx<'_>, made: Result<(), String>) {
         let (Some(epoch), Ok(())) = (self.preparing.take(), made) else {
+            self.paused = true;
             return;
         };
         // The change of a moment ago may have ended what the proof was about.
@@ -747,12 +769,17 @@ impl Set {
     }
 
     fn decided(&mut self, cx: &mut Cx<'_>, outcome: Outcome) {
-        let Some(end) = self.change.as_ref().and_then(|it| it.decided(outcome)) else {
+        let Some(change) = &self.change else { return };
+        let Some(end) = change.decided(outcome) else {
+            self.unread = true;
             return;
         };
         self.change = None;
         let record = match end {
-            End::Unwritten => return self.sort_peers(cx),
+            End::Unwritten => {
+                self.paused = true;
+                return self.sort_peers(cx);
+            }
             End::Won(record) | End::Lost(record) => record,
         };
         let undecided = false;
@@ -783,7 +810,9 @@ impl Set {
     /// Everything is at the origin: what other hosts have is not needed.
     fn drop_all(&mut self, cx: &mut Cx<'_>, record: &Record) {
         let peers = self.peers.iter().map(|peer| peer.member);
-        for Member { host, copy, .. } in peers.chain(core::mem::take(&mut self.left)) {
+        let copies = peers.chain(core::mem::take(&mut self.left));
+        let copies = copies.map(|it| (it.host, it.copy));
+        for (host, copy) in copies.chain(core::mem::take(&mut self.old)) {
             let record = Box::new(record.clone());
             cx.send(host, Body::Drop { copy, record });
         }
@@ -816,7 +845,8 @@ impl Set {
 
     /// What is to be changed next, one thing at a time.
     fn step(&mut self, cx: &mut Cx<'_>) {
-        if self.ended || self.change.is_some() || self.preparing.is_some() {
+        let busy = self.change.is_some() || self.preparing.is_some();
+        if self.ended || busy || self.paused {
             return;
         }
         if let Some((learner, _)) = self.learner()
@@ -914,7 +944,9 @@ impl Set {
         if self.record.degraded.is_none()
             && self.complete(&self.record.members) > self.wanted.into()
         {
-            for Member { host, copy, .. } in core::mem::take(&mut self.left) {
+            let left = core::mem::take(&mut self.left).into_iter();
+            let left = left.map(|it| (it.host, it.copy));
+            for (host, copy) in left.chain(core::mem::take(&mut self.old)) {
                 let record = Box::new(self.record.clone());
                 cx.send(host, Body::Drop { copy, record });
             }

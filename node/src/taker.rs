@@ -42,6 +42,8 @@ pub struct Ownership {
     /// the copy that was frozen.
     pub from: Serial,
     pub destaged: Serial,
+    /// The copy whose end the history goes on from: the own one, or the one that was frozen.
+    pub source: Uuid,
 }
 
 impl Ownership {
@@ -56,6 +58,7 @@ impl Ownership {
         Some(Ownership {
             history: known.fork(next_generation(known, term))?,
             from: Serial(0),
+            source: own.copy,
             record,
             own,
             destaged,
@@ -129,6 +132,8 @@ pub struct Taker {
     record: Record,
     /// What the own cache has, if the record names it.
     own: Option<Status>,
+    /// What lies under the name of its change cannot be read: it is tried again.
+    unread: bool,
     state: State,
 }
 
@@ -148,6 +153,7 @@ impl Taker {
             me,
             record,
             own,
+            unread: false,
             state,
         }
     }
@@ -158,6 +164,14 @@ impl Taker {
 
     pub fn record(&self) -> &Record {
         &self.record
+    }
+
+    /// The record that is being made.
+    pub fn changing(&self) -> Option<&Record> {
+        match &self.state {
+            State::Changing(change) => Some(change.record()),
+            _ => None,
+        }
     }
 
     fn is_mine(&self) -> bool {
@@ -253,6 +267,11 @@ impl Taker {
                 cx.out.push(Action::Send { host, body });
             }
             State::Owning(owns) => cx.out.push(Action::Own(owns.clone())),
+            State::Changing(change) if self.unread => {
+                self.unread = false;
+                let order = Change::again(change.record().clone()).1;
+                cx.out.push(Action::Vault(order));
+            }
             _ => {}
         }
     }
@@ -328,6 +347,7 @@ impl Taker {
             return;
         };
         let Some(end) = change.decided(outcome) else {
+            self.unread = true;
             return;
         };
         let record = match end {
@@ -385,6 +405,7 @@ impl Taker {
             own,
             from,
             destaged: status.destaged,
+            source: status.copy,
             history,
         };
         cx.out.push(Action::Own(owns.clone()));

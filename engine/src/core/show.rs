@@ -56,7 +56,10 @@ impl Core {
             acked: volume.acked(),
             durable: self.durable_serial(volume),
             destaged: destaged_serial(volume),
+            written: written_of(volume),
+            end: self.end_of(volume),
             dirty: volume.is_dirty(),
+            dirty_bytes: volume.dirty_bytes(),
             damaged: volume.has_damaged_log() || unread,
             replica: volume.replica_snapshot(),
             peers: volume.replication.shown(),
@@ -124,6 +127,18 @@ impl Core {
             }
             _ => volume.acked(),
         }
+    }
+
+    /// What a start finds at least, in order and without a gap.
+    fn end_of(&self, volume: &Volume) -> Serial {
+        let durable = |epoch: &&Epoch| epoch.last_seq <= self.log.durable;
+        let newest = written_of(volume);
+        if volume.epochs.back().is_none_or(|it| durable(&it)) {
+            return newest;
+        }
+        let epoch = volume.epochs.iter().rev().find(durable);
+        let end = epoch.map_or(Serial(0), |epoch| epoch.last_serial);
+        end.min(newest).max(volume.destaged())
     }
 
     /// Why a volume is not as it is configured; `of_state` where nothing else says it.
@@ -216,6 +231,15 @@ fn destaged_serial(volume: &Volume) -> Serial {
         Policy::WriteBack => volume.destaged(),
         Policy::Uncached | Policy::WriteThrough | Policy::Ephemeral => Serial(0),
     }
+}
+
+/// The newest write that counts.
+fn written_of(volume: &Volume) -> Serial {
+    if volume.is_replica() {
+        return volume.replica_end();
+    }
+    let newest = volume.epochs.back().map(|epoch| epoch.last_serial);
+    newest.unwrap_or_default().max(volume.destaged())
 }
 
 /// How a volume is shown, and why.

@@ -33,7 +33,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::server::TlsStream;
 
 /// Batches that wait to leave for one host.
-const BATCHES_MAX: usize = 512;
+const BATCHES_MAX: usize = 256;
 /// Answers that wait to leave for one host; no more batches of it are held.
 const ANSWERS_MAX: usize = ROOM_KIB / BATCH_KIB_MIN;
 /// What is held of the batches of one host, and what a small one counts.

@@ -264,8 +264,8 @@ fn a_sink_that_lets_nothing_go_is_sent_no_more_than_it_may_hold() {
     held.push(came);
     assert!(b.batches.recv_timeout(NOTHING).is_err(), "one too many");
     // What the sender queues has its limit as well.
-    let more = (0..200).take_while(|_| outlet.send(frame(9, PAYLOAD_BYTES_MAX)));
-    assert!(more.count() < 100);
+    let more = (0..600).take_while(|_| outlet.send(frame(9, PAYLOAD_BYTES_MAX)));
+    assert!(more.count() < 300);
     a.until_down(b.id);
     assert!(b.batches.try_recv().is_err());
     assert_eq!(b.links.refused(), RefusedView::default());

@@ -72,6 +72,17 @@ impl Daemon {
         }
     }
 
+    /// Its copies would be of another history than the volume.
+    pub(super) fn refuse_with_copies(&self, name: &str) -> Result<(), VolumeError> {
+        let shown = self.units_shown().remove(name);
+        match shown.is_some_and(|unit| unit.replication.is_some()) {
+            false => Ok(()),
+            true => Err(VolumeError::Refused(format!(
+                "volume {name}: has copies on other hosts; write `replicas = 0` first"
+            ))),
+        }
+    }
+
     pub fn units(&self) -> Option<&Units> {
         self.units.get()
     }

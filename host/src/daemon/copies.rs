@@ -89,9 +89,13 @@ impl Logs for ByShard {
         self.run(Command::StartPeer { volume, peer, have })
     }
 
-    fn stop_stream(&self, volume: VolumeId, peer: PeerId, counts: bool) {
+    fn close_stream(&self, volume: VolumeId, peer: PeerId) {
         // One that does not answer any more has no streams either.
         let _ = self.handle.stream_close(volume, peer);
+    }
+
+    fn stop_stream(&self, volume: VolumeId, peer: PeerId, counts: bool) {
+        self.close_stream(volume, peer);
         let _ = self.handle.command(Command::StopPeer {
             volume,
             peer,

@@ -215,6 +215,7 @@ impl Daemon {
     /// gone, with all that the log has. As a new generation, which is in the ledger before the
     /// first request is answered.
     pub fn accept_loss(&self, name: &str) -> Result<(), VolumeError> {
+        self.refuse_with_copies(name)?;
         let claim = self.claim(name)?;
         let held = self.table().held.get(name).cloned();
         let stage_lost = held
@@ -254,6 +255,7 @@ impl Daemon {
 
     /// Lays what the log has of a held volume over the image that is there: the log wins.
     pub fn overwrite(&self, name: &str) -> Result<(), VolumeError> {
+        self.refuse_with_copies(name)?;
         let claim = self.claim(name)?;
         let held = self.table().held.get(name).cloned();
         let settings = match held {

@@ -7,7 +7,7 @@
 //! was the newest when it was called. Deliberately absent: what the program does.
 
 use super::{Entry, Event, Input, Manager, State};
-use node::record::Record;
+use node::record::{Holder, Record};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -34,17 +34,24 @@ pub(super) struct Fencing {
 }
 
 impl Entry {
-    /// The record whose owner is to be fenced now.
-    fn silent_record(&mut self) -> Option<Record> {
+    /// The record whose drainer is to be fenced now. One that is taken over already may wait for
+    /// that only; a host does not fence itself.
+    fn silent_record(&mut self, me: &Holder) -> Option<Record> {
         let (_, unit) = self.unit.as_ref()?;
-        if *unit.state() != State::Proof {
+        let set = self.owning.as_ref().and_then(|it| it.set());
+        let taken = set.filter(|set| !set.may_drain());
+        if *unit.state() != State::Proof && taken.is_none() {
             // Another look is under way each second.
             if !matches!(unit.state(), State::Looking) {
                 self.fencing = Fencing::default();
             }
             return None;
         }
-        let record = unit.newest().cloned()?;
+        let taken = taken.map(|set| set.record().clone());
+        let record = taken.or(unit.newest().cloned())?;
+        if record.drainer().is_none_or(|it| it.host == me.host) {
+            return None;
+        }
         let fencing = &mut self.fencing;
         let silent = fencing.silent.get_or_insert_with(Instant::now).elapsed();
         let lately = fencing.called.is_some_and(|it| it.elapsed() < AGAIN);
@@ -63,7 +70,7 @@ impl Manager {
             return;
         };
         for (name, entry) in &mut self.entries {
-            let Some(record) = entry.silent_record() else {
+            let Some(record) = entry.silent_record(&self.member.me) else {
                 continue;
             };
             let Some((sides, _)) = entry.place.clone() else {
@@ -75,7 +82,8 @@ impl Manager {
             self.workers.run(move |_| {
                 // What it has not destaged is at its copies, or lost.
                 let alone = !record.has_copies_elsewhere();
-                let owner = record.owner.map(|it| it.name).unwrap_or_default();
+                let owner = record.drainer().map(|it| it.name.clone());
+                let owner = owner.unwrap_or_default();
                 let fenced = match alone && sides.owes(record.epoch) {
                     true => Err("it may have dirty data, so it is not fenced".to_owned()),
                     false => call(&program, &owner),

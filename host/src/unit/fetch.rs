@@ -19,8 +19,9 @@ use node::message::Body;
 use node::taker::Ownership;
 use std::time::{Duration, Instant};
 
-/// Without progress for so long an attempt is begun anew.
-const STUCK: Duration = Duration::from_secs(2);
+/// Without progress for so long an attempt is begun anew: a delta may be a gigabyte, and counts as
+/// a whole. What ends earlier is told.
+const STUCK: Duration = Duration::from_secs(120);
 
 impl Manager {
     /// The copy that was frozen is another host's, and this one has nothing of it.
@@ -56,7 +57,7 @@ impl Manager {
         let Some(fetch) = self.owning(name).and_then(|it| it.fetch.as_mut()) else {
             return;
         };
-        fetch.moved = Instant::now();
+        (fetch.moved, fetch.volume) = (Instant::now(), None);
         let (owns, about) = (&fetch.owns, &fetch.about);
         let copy = owns.own.copy;
         let destaged = owns.destaged.max(fetch.end);
@@ -82,7 +83,7 @@ impl Manager {
         let known = self.copies.contains_key(&copy);
         let (logs, inputs, memory) = (self.logs.clone(), self.inputs.clone(), self.memory.clone());
         let name = name.to_owned();
-        self.workers.run(move |_| {
+        self.local.run(move |_| {
             logs.close_inlet(copy);
             let kept = logs.keep(spec).and_then(|volume| {
                 if !known {
@@ -102,15 +103,16 @@ impl Manager {
             .entry(copy)
             .or_insert_with(|| Kept::of(of, Place::Replica(volume)));
         kept.busy = true;
-        let Some(owning) = self.owning(name) else {
-            return;
-        };
+        if self.owning(name).is_none_or(|it| it.fetch.is_none()) {
+            return self.end_of_fetch(copy);
+        }
+        let end = self.logs.view(volume).map_or(Serial(0), |view| view.end);
+        let owning = self.owning(name).expect("just seen");
         let (unit, term) = (owning.record().unit, owning.record().number);
-        let Some(fetch) = owning.fetch.as_mut() else {
-            return;
-        };
+        let fetch = owning.fetch.as_mut().expect("just seen");
         fetch.volume = Some(volume);
         let source = fetch.source;
+        fetch.end = end;
         let have = fetch.owns.destaged.max(fetch.end);
         self.logs.open_inlet(InletFrom {
             copy,
@@ -129,6 +131,24 @@ impl Manager {
         self.say(source.host, unit, body);
     }
 
+    /// What was fetched has its copy back, be it whole or not.
+    pub(super) fn end_of_fetch(&mut self, copy: Uuid) {
+        self.logs.close_inlet(copy);
+        if let Some(kept) = self.copies.get_mut(&copy) {
+            kept.busy = false;
+        }
+    }
+
+    /// The host that sends cannot go on with it.
+    pub(super) fn fetch_failed(&mut self, name: &str, from: Uuid, copy: Uuid) {
+        let fetch = self.owning(name).and_then(|it| it.fetch.as_ref());
+        let is_its = |fetch: &&Fetch| fetch.source.host == from && fetch.source.copy == copy;
+        let running = fetch.filter(is_its);
+        if running.is_some_and(|it| it.volume.is_some() && !it.ending) {
+            self.fetch_again(name);
+        }
+    }
+
     /// Looks how far it has come.
     pub(super) fn look_at_fetch(&mut self, name: &str) {
         let logs = self.logs.clone();
@@ -138,8 +158,7 @@ impl Manager {
         let Some(volume) = fetch.volume.filter(|_| !fetch.ending) else {
             return;
         };
-        let end = logs.view(volume).and_then(|view| view.replica);
-        let end = end.map_or(fetch.end, |replica| replica.end);
+        let end = logs.view(volume).map_or(fetch.end, |view| view.end);
         if end > fetch.end {
             (fetch.end, fetch.moved) = (end, Instant::now());
         }
@@ -162,7 +181,7 @@ impl Manager {
         let (copy, term) = (owns.own.copy, owns.record.number);
         let (logs, inputs) = (self.logs.clone(), self.inputs.clone());
         let name = name.to_owned();
-        self.workers.run(move |_| {
+        self.local.run(move |_| {
             logs.close_inlet(copy);
             let taken = logs
                 .run(Command::Freeze { volume, term })
@@ -194,10 +213,10 @@ impl Manager {
         let (Place::Replica(volume), true) = (&kept.place, theirs && durable.frozen) else {
             return;
         };
-        if kept.machine.term() != term || kept.sends == Some(session) {
+        if kept.machine.term() != term || kept.sends == Some((from, session)) {
             return;
         }
-        kept.sends = Some(session);
+        kept.sends = Some((from, session));
         let volume = *volume;
         self.logs.stop_stream(volume, peer, false);
         let to = StreamTo {

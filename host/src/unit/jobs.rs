@@ -8,7 +8,7 @@ use crate::config::units::human_bytes;
 use engine::types::Uuid;
 use node::message::{Body, Message};
 use node::record::Record;
-use node::unit::Answer;
+use node::unit::{Answer, Unit};
 use node::vault::{Cas, Look};
 use std::collections::VecDeque;
 use std::io;
@@ -176,7 +176,9 @@ impl Manager {
         entry.busy = false;
         if deposed {
             (entry.serves, entry.proof) = (false, None);
-            self.retire_copy(name);
+            if let Some(copy) = entry.retiring.take() {
+                self.retire_copy(copy);
+            }
         }
         self.next_job(name);
         self.end_if_removed(name);
@@ -258,7 +260,6 @@ impl Manager {
             let wrong = shown.is_wrong();
             self.volumes.explain(name, reason.clone(), wrong);
         }
-        self.end_if_removed(name);
         self.end_takeover(name);
     }
 
@@ -279,6 +280,29 @@ impl Manager {
         }
     }
 
+    /// Why a unit whose owner is silent waits.
+    fn describe_silence(&self, name: &str, entry: &Entry, unit: &Unit) -> String {
+        let owner = self.owner(name);
+        let silent = owner.as_deref().unwrap_or("its owner");
+        let tried = entry.fencing.trouble.as_deref();
+        let tried = tried.map_or(String::new(), |it| format!(" ({it})"));
+        let copies = unit.newest().is_some_and(Record::has_copies_elsewhere);
+        let mine = unit.newest().and_then(|newest| newest.owner.as_ref());
+        let mine = mine.is_some_and(|it| it.host == self.member.me.host);
+        let has = match copies {
+            true => "nothing is lost, but nothing shows that it writes no more",
+            false => "has what it has not destaged",
+        };
+        let silent = match mine {
+            true => format!("{silent} with the cache that it had before"),
+            false => silent.to_owned(),
+        };
+        format!(
+            "{silent} does not answer, and {has}{tried}; start it, or when it can write no more \
+             run `tenuto volume takeover {name} --fenced`"
+        )
+    }
+
     fn describe(&self, name: &str, entry: &Entry) -> Shown {
         let Some((id, unit)) = &entry.unit else {
             return Shown {
@@ -288,7 +312,6 @@ impl Manager {
             };
         };
         let owner = self.owner(name);
-        let silent = owner.as_deref().unwrap_or("its owner");
         let (state, reason) = match unit.state() {
             State::Away => (
                 "away",
@@ -310,20 +333,10 @@ impl Manager {
                 };
                 ("asking", Some(says))
             }
-            State::Proof => {
-                let tried = entry.fencing.trouble.as_deref();
-                let tried = tried.map_or(String::new(), |it| format!(" ({it})"));
-                let copies = unit.newest().is_some_and(Record::has_copies_elsewhere);
-                let has = match copies {
-                    true => "nothing is lost, but nothing shows that it writes no more",
-                    false => "has what it has not destaged",
-                };
-                let words = format!(
-                    "{silent} does not answer, and {has}{tried}; start it, or when it can write \
-                     no more run `tenuto volume takeover {name} --fenced`"
-                );
-                ("waiting-for-proof", Some(words))
-            }
+            State::Proof => (
+                "waiting-for-proof",
+                Some(self.describe_silence(name, entry, unit)),
+            ),
             State::Preparing(_) | State::Remembering(_) => ("taking", None),
             State::Deciding(record) if record.owner.is_some() => ("taking", None),
             State::Deciding(_) | State::Draining => ("releasing", None),

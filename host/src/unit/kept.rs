@@ -49,8 +49,10 @@ pub(super) struct Kept {
     /// The session whose batches are let in.
     inlet: Option<(Uuid, Uuid)>,
     offered: Instant,
-    /// The session in which a host that has frozen it is sent all of it.
-    pub sends: Option<Uuid>,
+    /// What it takes of the log, as of a moment ago.
+    bytes: u64,
+    /// The host that has frozen it, and the session in which it is sent all of it.
+    pub sends: Option<(Uuid, Uuid)>,
 }
 
 /// What a thread that may wait has done for a copy.
@@ -123,6 +125,7 @@ impl Kept {
             waiting: VecDeque::new(),
             inlet: None,
             offered: Instant::now(),
+            bytes: 0,
             sends: None,
         }
     }
@@ -140,15 +143,23 @@ impl Manager {
             let copy = durable.member.copy;
             let name = replica_name(copy);
             let own = durable.about.name.clone();
-            let known = |name: &str| self.logs.find(name);
+            let uuid = durable.about.volume;
+            let known = |name: &str| {
+                let found = self.logs.find(name)?;
+                let view = self.logs.view(found)?;
+                (view.uuid == uuid).then_some(found)
+            };
             let place = match known(&name) {
                 Some(volume) => Some((Place::Replica(volume), volume)),
                 None => known(&own).map(|volume| (Place::Own(own), volume)),
             };
             let here = durable.member.cache == self.member.me.cache;
             let Some((place, volume)) = place.filter(|_| here) else {
-                tracing::warn!("copy {copy}: is not in this cache, and is forgotten");
-                self.memory.remove_copy(copy);
+                // Its file stays: the cache may be another one today.
+                tracing::warn!(
+                    "copy {copy} of {}: is not in this cache",
+                    durable.about.name
+                );
                 continue;
             };
             named.push(name);
@@ -219,11 +230,18 @@ impl Manager {
         self.making.insert(copy);
         let (logs, inputs) = (self.logs.clone(), self.inputs.clone());
         let memory = self.memory.clone();
-        self.workers.run(move |_| {
+        self.local.run(move |_| {
             let made = logs.keep(spec).and_then(|volume| {
                 // So that a restart finds it.
-                memory.write_copy(machine.durable())?;
-                Ok(volume)
+                let written = memory.write_copy(machine.durable());
+                if written.is_err() {
+                    let discard_dirty = true;
+                    let _ = logs.run(Command::Detach {
+                        volume,
+                        discard_dirty,
+                    });
+                }
+                written.map(|()| volume)
             });
             let step = match made {
                 Ok(volume) => Step::Made(Box::new(machine), volume),
@@ -270,7 +288,7 @@ impl Manager {
         let about = kept.machine.durable().about.clone();
         let frozen = matches!(body, Body::Freeze { .. });
         (kept.inlet, kept.sends) = (None, None);
-        self.workers.run(move |_| {
+        self.local.run(move |_| {
             // What an earlier session has under way is not acknowledged any more.
             logs.close_inlet(copy);
             let done = match (frozen, spec(copy, &about, &body)) {
@@ -429,7 +447,7 @@ impl Manager {
         match action {
             Action::Persist(durable) => {
                 kept.busy = true;
-                self.workers.run(move |ends| {
+                self.local.run(move |ends| {
                     if remember::until_done(ends, || memory.write_copy(&durable)) {
                         let _ = inputs.send(Input::Copy(copy, Step::Persisted, None));
                     }
@@ -454,7 +472,7 @@ impl Manager {
         kept.busy = true;
         let place = kept.place.clone();
         let (memory, inputs, logs) = (self.memory.clone(), self.inputs.clone(), self.logs.clone());
-        self.workers.run(move |_| {
+        self.local.run(move |_| {
             logs.close_inlet(copy);
             let discard_dirty = true;
             if let Place::Replica(volume) = place
@@ -474,8 +492,20 @@ impl Manager {
     /// there.
     pub(super) fn own_copy(&mut self, name: &str, owns: Ownership, about: About) {
         let copy = owns.own.copy;
+        let place = Place::Own(name.to_owned());
+        let stale = self.copies.iter().filter(|(_, kept)| kept.place == place);
+        let stale: Vec<Uuid> = stale
+            .map(|(copy, _)| *copy)
+            .filter(|it| *it != copy)
+            .collect();
+        for other in stale {
+            // One volume is one copy.
+            self.copies.remove(&other);
+            self.memory.remove_copy(other);
+        }
         match self.copies.get_mut(&copy) {
             Some(kept) => {
+                kept.machine.call(name);
                 kept.place = Place::Own(name.to_owned());
                 let owns = Box::new(owns);
                 self.feed_copy(copy, Event::Own { owns });
@@ -491,15 +521,17 @@ impl Manager {
 
     /// The volume of this name is deposed, and no request of it is under way: it is a replica from
     /// now on, and what waited for that goes on.
-    pub(super) fn retire_copy(&mut self, name: &str) {
-        let own = |kept: &Kept| kept.place == Place::Own(name.to_owned());
-        let found = self.copies.iter().find(|(_, kept)| own(kept));
-        let Some((&copy, _)) = found else { return };
-        let kept = self.copies.get_mut(&copy).expect("just seen");
-        let (term, name) = (kept.machine.term(), name.to_owned());
+    pub(super) fn retire_copy(&mut self, copy: Uuid) {
+        let Some(kept) = self.copies.get_mut(&copy) else {
+            return;
+        };
+        let Place::Own(name) = kept.place.clone() else {
+            return;
+        };
+        let term = kept.machine.term();
         kept.busy = true;
         let (logs, inputs) = (self.logs.clone(), self.inputs.clone());
-        self.workers.run(move |_| {
+        self.local.run(move |_| {
             let retired = retire(&*logs, &name, replica_name(copy), term);
             let _ = inputs.send(Input::Copy(copy, Step::Retired(retired), None));
         });
@@ -517,7 +549,11 @@ impl Manager {
         kept.busy = false;
         match retired {
             Ok(volume) => kept.place = Place::Replica(volume),
-            Err(why) => tracing::warn!("copy {copy}: {why}"),
+            Err(why) => {
+                tracing::warn!("copy {copy}: {why}");
+                // Who waits asks again.
+                kept.waiting.clear();
+            }
         }
         self.next_of_copy(copy);
         self.show_copies();
@@ -537,7 +573,7 @@ impl Manager {
         kept.waiting.push_back((from, body));
         kept.busy = true;
         if !self.depose_owner(&name, *record) {
-            self.retire_copy(&name);
+            self.retire_copy(copy);
         }
     }
 
@@ -551,29 +587,36 @@ impl Manager {
         let newest = unit
             .newest()
             .filter(|_| entry.owning.is_none() && !entry.busy);
-        let Some(newest) = newest.filter(|it| it.has_copies_elsewhere() || it.members.len() == 1)
-        else {
+        let Some(newest) = newest.filter(|it| !it.members.is_empty() || it.owner.is_none()) else {
             return;
         };
         let theirs = newest.owner.as_ref();
-        let theirs = theirs.is_some_and(|it| !it.is_same_host(&self.member.me));
-        let old = |kept: &Kept| {
+        // Without an owner all of it is at the origin.
+        let theirs = theirs.is_none_or(|it| !it.is_same_host(&self.member.me));
+        let old = |kept: &Kept| -> bool {
             let own = kept.place == Place::Own(name.to_owned()) && !kept.busy;
             own && kept.unit() == *id && kept.machine.term() < newest.number
         };
-        let attached = self
-            .logs
-            .find(name)
-            .and_then(|volume| self.logs.view(volume));
-        let attached = attached.is_some_and(|view| view.attached);
-        if theirs && !attached && self.copies.values().any(old) {
-            self.retire_copy(name);
+        let old = self.copies.iter().find(|(_, kept)| old(kept));
+        let Some(copy) = old.map(|(copy, _)| *copy).filter(|_| theirs) else {
+            return;
+        };
+        let found = self.logs.find(name);
+        let view = found.and_then(|volume| self.logs.view(volume));
+        if view.is_none_or(|view| !view.attached) {
+            self.retire_copy(copy);
         }
     }
 
     /// Copies without a stream are offered to all: the owner says which are not needed.
     pub(super) fn offer_copies(&mut self) {
         let due = |kept: &&mut Kept| kept.inlet.is_none() && kept.offered.elapsed() >= OFFER_EVERY;
+        let volumes = self.copies.values().filter_map(Kept::volume).collect();
+        let views = self.logs.views(volumes);
+        let replicas = self.copies.values_mut().filter(|it| it.volume().is_some());
+        for (kept, view) in replicas.zip(views) {
+            kept.bytes = view.map_or(0, |view| view.dirty_bytes);
+        }
         let mut offers = Vec::new();
         for kept in self.copies.values_mut().filter(due) {
             kept.offered = Instant::now();
@@ -588,6 +631,7 @@ impl Manager {
                 self.say(host, unit, body.clone());
             }
         }
+        self.show_copies();
     }
 
     /// A copy is offered that this host, as far as it knows, needs no more: since the record that
@@ -641,7 +685,7 @@ impl Manager {
                 owner: owner.map(|it| it.name.clone()).unwrap_or_default(),
                 state,
                 end: durable.history.end().0,
-                bytes: 0,
+                bytes: kept.bytes,
             })
         });
         let shown: Vec<CopyShown> = shown.collect();
@@ -660,10 +704,7 @@ impl Kept {
 
 /// What of a volume or of a replica is durable, in order and without a gap.
 fn end_of(view: &engine::snapshot::CopySnapshot) -> Serial {
-    match &view.replica {
-        Some(replica) => replica.end,
-        None => view.durable.max(view.destaged),
-    }
+    view.end.max(view.destaged)
 }
 
 fn retire(

@@ -53,6 +53,8 @@ pub trait Logs: Send + Sync {
     fn start_stream(&self, to: StreamTo, have: Serial) -> Result<(), String>;
     /// One that `counts` is needed all the same.
     fn stop_stream(&self, volume: VolumeId, peer: PeerId, counts: bool);
+    /// What is sent from now on goes nowhere; the log is not told.
+    fn close_stream(&self, volume: VolumeId, peer: PeerId);
     fn open_inlet(&self, from: InletFrom);
     /// Nothing that comes in an earlier session is acknowledged any more.
     fn close_inlet(&self, copy: Uuid);

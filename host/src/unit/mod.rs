@@ -177,6 +177,8 @@ struct Entry {
     held: Option<String>,
     /// It is served here.
     serves: bool,
+    /// What becomes a replica when it is deposed.
+    retiring: Option<Uuid>,
     /// Its image is of a format that has no copies.
     unfit: bool,
     /// It has copies, which decide about it.
@@ -222,6 +224,7 @@ impl Units {
             post,
             inputs: inputs.clone(),
             workers: jobs::Workers::start(ends.clone())?,
+            local: jobs::Workers::start(ends.clone())?,
             entries: BTreeMap::new(),
             links: BTreeSet::new(),
             shown: Arc::clone(&shown),
@@ -343,6 +346,8 @@ struct Manager {
     post: Arc<dyn Post>,
     inputs: SyncSender<Input>,
     workers: jobs::Workers,
+    /// What needs this host alone: what hangs elsewhere does not hold it up.
+    local: jobs::Workers,
     entries: BTreeMap<String, Entry>,
     links: BTreeSet<Uuid>,
     /// Held to copy or to set plain data.
@@ -361,7 +366,7 @@ struct Manager {
 
 impl Manager {
     fn run(mut self, events: &Receiver<Input>, ends: &AtomicBool) {
-        let mut ticked = Instant::now();
+        let (mut ticked, mut looked) = (Instant::now(), Instant::now());
         let mut leavers = Vec::new();
         while !ends.load(Ordering::Acquire) {
             match events.recv_timeout(LOOK_EVERY) {
@@ -374,8 +379,11 @@ impl Manager {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             self.hear_oneself();
-            self.look_for_clients();
-            self.look_at_streams();
+            if looked.elapsed() >= LOOK_EVERY {
+                looked = Instant::now();
+                self.look_for_clients();
+                self.look_at_streams();
+            }
             if ticked.elapsed() >= TICK_EVERY {
                 ticked = Instant::now();
                 self.tick();
@@ -436,6 +444,7 @@ impl Manager {
             fencing: fence::Fencing::default(),
             held: None,
             serves: false,
+            retiring: None,
             unfit: false,
             owning: None,
         };
@@ -504,6 +513,12 @@ impl Manager {
         if let Event::Drained(Drained::Done) = event {
             (entry.serves, entry.proof) = (false, None);
         }
+        if let Event::Proved { number } = event {
+            self.prove_to_set(name, number);
+        }
+        let Some(entry) = self.entries.get_mut(name) else {
+            return;
+        };
         let Some((_, unit)) = &mut entry.unit else {
             return;
         };
@@ -556,6 +571,7 @@ impl Manager {
         for action in out {
             self.order(name, action);
         }
+        self.end_if_removed(name);
     }
 
     fn heard(&mut self, from: Uuid, body: &[u8]) {
@@ -638,6 +654,7 @@ impl Manager {
                 self.retire_old(&name);
             }
             self.tick_copies(&name);
+            self.end_if_removed(&name);
         }
         self.offer_copies();
     }
@@ -648,7 +665,8 @@ impl Manager {
             return;
         };
         let newest = entry.unit.as_ref().and_then(|(_, unit)| unit.newest());
-        let Some(record) = newest.filter(|record| record.owner.is_some()) else {
+        let owned = entry.owning.as_ref().map(|owning| owning.record());
+        let Some(record) = owned.or(newest).filter(|record| record.owner.is_some()) else {
             let why = "has no owner; a client that connects is served";
             let _ = answer.send(Err(format!("volume {name}: {why}")));
             return;

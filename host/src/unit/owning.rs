@@ -19,8 +19,9 @@ use std::time::Instant;
 
 /// What waits for a thread, or for the log.
 pub(super) enum Step {
-    Remembered,
-    Decided(Outcome),
+    /// With the nonce of the record.
+    Remembered(Uuid),
+    Decided(Uuid, Outcome),
     Prepared(Result<(), String>),
     /// The log has made the copy the volume of the unit.
     Taken(Uuid, Result<Box<Ownership>, String>),

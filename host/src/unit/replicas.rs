@@ -28,6 +28,9 @@ use node::vault::{Cas, Look, Outcome};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+const UNWRITTEN: &str = "its record cannot be written into the vault; make room there, and see \
+                         that this host reaches it and may write it";
+
 impl Manager {
     pub(super) fn set_replicas(&mut self, name: &str, replicas: u8) {
         if let Some(entry) = self.entries.get_mut(name) {
@@ -66,7 +69,7 @@ impl Manager {
             cache: me.cache,
             copy: super::fresh(),
         };
-        let known = History::empty(view.acked);
+        let known = History::empty(view.written);
         let Some(owns) = Ownership::alone(record, own, &known, view.destaged) else {
             return;
         };
@@ -173,15 +176,31 @@ impl Manager {
         if let Some(owning) = self.owning(name) {
             (owning.own, owning.about) = (copy, about.clone());
         }
-        let Place::Replica(volume) = self.copies[&copy].place else {
+        let kept = &self.copies[&copy];
+        if owns.source != copy {
+            if kept.machine.durable().history.generation().is_none() {
+                // A fetch of a run before this one has begun it.
+                return self.begin_fetch(name, owns);
+            }
+            let why = "what this host has of it is damaged or too old, and another host has all \
+                       of it: a client that comes there is served";
+            return self.set_problem(name, why.into());
+        }
+        let Place::Replica(volume) = kept.place else {
             return self.own_copy(name, owns, about);
         };
+        let place = Place::Own(name.to_owned());
+        let mut others = self.copies.iter();
+        if let Some((&old, _)) = others.find(|(_, kept)| kept.place == place) {
+            // Of an ownership before: it goes on under its own name.
+            return self.retire_copy(old);
+        }
         if let Some(kept) = self.copies.get_mut(&copy) {
             kept.busy = true;
         }
         let (logs, inputs) = (self.logs.clone(), self.inputs.clone());
         let name = name.to_owned();
-        self.workers.run(move |_| {
+        self.local.run(move |_| {
             let term = owns.record.number;
             let taken = take_over(&*logs, volume, &name, term).map(|()| Box::new(owns));
             let _ = inputs.send(Input::Own(name, Step::Taken(copy, taken)));
@@ -242,6 +261,18 @@ impl Manager {
             owns.from = kept.machine.durable().from;
         }
         self.begin_set(&name, owns);
+    }
+
+    /// The drainer of the record of before writes no more.
+    pub(super) fn prove_to_set(&mut self, name: &str, number: u64) {
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
+        let record = owning.record();
+        if record.number == number {
+            let epoch = record.epoch;
+            self.set_event(name, set::Event::Proved(epoch));
+        }
     }
 
     fn begin_set(&mut self, name: &str, owns: Ownership) {
@@ -367,19 +398,32 @@ impl Manager {
         };
         let (memory, inputs) = (self.memory.clone(), self.inputs.clone());
         let name = name.to_owned();
-        self.workers.run(move |ends| {
+        let workers = match &order {
+            Order::Remember { record, undecided } => {
+                if !undecided {
+                    // Before what is remembered next.
+                    memory.write(record.unit, record, false, &|| true);
+                    return;
+                }
+                &self.local
+            }
+            Order::Decide { .. } => &self.workers,
+        };
+        workers.run(move |ends| {
             let ends = || ends.load(Ordering::Acquire);
             let step = match order {
                 Order::Remember { record, undecided } => {
                     let written = memory.write(record.unit, &record, undecided, &ends);
-                    (written && undecided).then_some(Step::Remembered)
+                    written.then_some(Step::Remembered(record.nonce))
                 }
                 Order::Decide { record, again } => {
+                    let nonce = record.nonce;
                     let cas = match again {
                         true => Cas::again(record),
                         false => Cas::new(record),
                     };
-                    records.decide(cas, &ends).map(Step::Decided)
+                    let decided = records.decide(cas, &ends);
+                    decided.map(|outcome| Step::Decided(nonce, outcome))
                 }
             };
             if let Some(step) = step {
@@ -398,6 +442,9 @@ impl Manager {
         self.workers.run(move |ends| {
             super::jobs::wait_for_quiet(quiet, ends);
             let prepared = sides.prepare(Some(of).filter(|of| of.number > 0), epoch);
+            if prepared.is_err() {
+                sides.remove(epoch);
+            }
             let _ = inputs.send(Input::Own(name, Step::Prepared(prepared)));
         });
     }
@@ -406,14 +453,24 @@ impl Manager {
         let taking = self
             .owning(name)
             .is_some_and(|owning| matches!(owning.what, What::Taking(_)));
+        let changing = self.owning(name).and_then(|owning| match &owning.what {
+            What::Taking(machine) => machine.changing().map(|record| record.nonce),
+            What::Set(machine) => machine.changing().map(|record| record.nonce),
+            What::Beginning(_) => None,
+        });
         match step {
-            Step::Remembered if taking => self.taker_event(name, taker::Event::Remembered),
-            Step::Remembered => self.set_event(name, set::Event::Remembered),
-            Step::Decided(outcome) => {
-                if let Outcome::Damaged(why) = &outcome {
-                    self.set_problem(name, why.clone());
-                } else if let Some(owning) = self.owning(name) {
-                    owning.problem = None;
+            // Of a change that another record has ended.
+            Step::Remembered(of) | Step::Decided(of, _) if changing != Some(of) => {}
+            Step::Remembered(_) if taking => self.taker_event(name, taker::Event::Remembered),
+            Step::Remembered(_) => self.set_event(name, set::Event::Remembered),
+            Step::Decided(_, outcome) => {
+                let why = match &outcome {
+                    Outcome::Damaged(why) => Some(why.clone()),
+                    Outcome::Unwritten => Some(UNWRITTEN.to_owned()),
+                    Outcome::Won(_) | Outcome::Lost(_) => None,
+                };
+                if let Some(owning) = self.owning(name) {
+                    owning.problem = why;
                 }
                 match taking {
                     true => self.taker_event(name, taker::Event::Decided(outcome)),
@@ -428,7 +485,12 @@ impl Manager {
             }
             Step::Taken(copy, taken) => self.taken(name, copy, taken),
             Step::Fetching(Ok((volume, session, of))) => self.fetching(name, volume, session, *of),
-            Step::Fetching(Err(why)) => self.set_problem(name, why),
+            Step::Fetching(Err(why)) => {
+                if let Some(owning) = self.owning(name) {
+                    owning.fetch = None;
+                }
+                self.set_problem(name, why);
+            }
             Step::Seen(record) => {
                 self.set_event(name, set::Event::Seen(record.clone()));
                 let record = Box::new(record);
@@ -516,6 +578,12 @@ impl Manager {
                 }
             }
             body => {
+                if let Body::Failed { copy, .. } = &body {
+                    self.fetch_failed(name, from, *copy);
+                }
+                let Some(owning) = self.owning(name) else {
+                    return true;
+                };
                 if let Body::Absent { .. } | Body::Failed { .. } = &body {
                     owning.refused.insert(from, Instant::now());
                     if let Some(stream) = owning.streams.get_mut(&from) {
@@ -572,10 +640,15 @@ impl Manager {
             return;
         };
         let asked = owning.asked_by.is_some() || leaving;
-        let rests = owning.served && !owning.letting_go && !owning.releasing && !busy;
+        let rests = owning.rests() && owning.set().is_some() && !busy;
         if asked && rests {
             owning.letting_go = true;
-            self.queue(name, Job::LetGo);
+            return self.queue(name, Job::LetGo);
+        }
+        if let (Some(host), Some(why)) = (owning.asked_by, entry.held.clone()) {
+            owning.asked_by = None;
+            let unit = owning.record().unit;
+            self.say(host, unit, Body::Denied { why });
         }
     }
 
@@ -612,7 +685,7 @@ impl Manager {
         let Some(view) = view.filter(|view| !view.dirty && !view.attached) else {
             return;
         };
-        let end = view.acked.max(view.destaged);
+        let end = view.written.max(view.destaged);
         self.set_event(name, set::Event::Given(end));
         self.set_event(name, set::Event::Synced(end));
         let (session, own) = (self.member.me.session, self.owning(name).map(|it| it.own));
@@ -661,7 +734,8 @@ impl Manager {
             .unwrap_or_default();
         for host in hosts {
             if let (Some(volume), peer) = (self.volume_of(name), self.peer_id(host)) {
-                self.logs.stop_stream(volume, peer, false);
+                // The log goes on to ask them: what waits for them is refused when it lets go.
+                self.logs.close_stream(volume, peer);
             }
         }
         let Some(entry) = self.entries.get_mut(name) else {
@@ -680,10 +754,16 @@ impl Manager {
                 let owner = owner.name.clone();
                 let acts = owning.served || owning.serving || owning.letting_go;
                 match acts {
-                    true => self.queue(name, Job::Depose(owner)),
-                    false => self.retire_copy(name),
+                    true => {
+                        entry.retiring = Some(own);
+                        self.queue(name, Job::Depose(owner));
+                    }
+                    false => self.retire_copy(own),
                 }
             }
+        }
+        if let Some(fetch) = &owning.fetch {
+            self.end_of_fetch(fetch.owns.own.copy);
         }
         self.event(name, UnitEvent::Ended { record });
         if let Some(host) = asked_by {

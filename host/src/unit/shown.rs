@@ -24,11 +24,32 @@ impl Manager {
                     ("taking", problem.or((!here).then_some(words)))
                 }
                 _ if problem.is_some() => ("held", problem),
-                _ => ("taking", None),
+                taker::State::Freezing(from) if from.host != self.member.me.host => {
+                    let host = self.host(from.host);
+                    let words = format!("waits for {host}, which has its copy; it has to answer");
+                    ("taking", Some(words))
+                }
+                _ => {
+                    let from = owning.fetch.as_ref().map(|it| it.source.host);
+                    let words = from.map(|it| format!("gets its copy from {}", self.host(it)));
+                    ("taking", words)
+                }
             },
             What::Beginning(_) => ("owner", problem),
             What::Set(_) if owning.leaves() => ("releasing", problem),
-            What::Set(set) if !set.may_drain() => ("taking", problem),
+            What::Set(set) if !set.may_drain() => {
+                let drainer = set.record().drainer();
+                let name = drainer.map(|it| it.name.clone()).unwrap_or_default();
+                let words = format!(
+                    "{name} may still write its image; start it, or when it can write no more run \
+                     `tenuto volume takeover {} --fenced`",
+                    entry.settings.name
+                );
+                match entry.proof {
+                    Some(_) => ("taking", problem),
+                    None => ("waiting-for-proof", problem.or(Some(words))),
+                }
+            }
             What::Set(_) => ("owner", problem),
         }
     }

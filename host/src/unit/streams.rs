@@ -211,17 +211,18 @@ impl Manager {
                     copy: stream.member.copy,
                     session,
                     term: number,
-                    durable: peer.durable,
+                    // Void serials, which no write has, are nowhere.
+                    durable: peer.durable.min(view.written),
                     batch: 0,
                     credit: 0,
                 };
                 acks.push((*host, body));
             }
         }
-        if view.acked > known {
-            self.set_event(name, set::Event::Given(view.acked));
+        if view.written > known {
+            self.set_event(name, set::Event::Given(view.written));
         }
-        self.set_event(name, set::Event::Synced(view.durable.min(view.acked)));
+        self.set_event(name, set::Event::Synced(view.end.min(view.written)));
         for (from, body) in acks {
             self.set_event(name, set::Event::Heard { from, body });
         }
@@ -238,6 +239,8 @@ impl Manager {
             return;
         };
         let counts = asks(owning, &member);
+        let shown = owning.set().map(|set| set.shown()).unwrap_or_default();
+        let known = shown.iter().any(|peer| peer.member == member);
         let stream = owning.streams.get_mut(&host).expect("just seen");
         let peer = view.peers.iter().find(|peer| peer.peer == stream.peer);
         if linked || !begun {
@@ -253,7 +256,7 @@ impl Manager {
             true => CLOSED_MAX,
             false => MAKE_MAX,
         };
-        let late = !stream.open && stream.since.elapsed() >= patience && begun;
+        let late = known && !stream.open && stream.since.elapsed() >= patience && begun;
         let verdict = match late {
             true => stream.watch.fail(now()),
             false => stream.watch.tick(now()),
@@ -316,9 +319,14 @@ impl Manager {
 
     /// The data connection to a host has ended.
     pub(super) fn data_down(&mut self, host: Uuid) {
-        for kept in self.copies.values_mut() {
-            // A host that fetches asks again.
-            kept.sends = None;
+        let mut told = Vec::new();
+        for (copy, kept) in &mut self.copies {
+            if let Some((_, session)) = kept.sends.take_if(|(to, _)| *to == host) {
+                told.push((*copy, session, kept.machine.durable().record.unit));
+            }
+        }
+        for (copy, session, unit) in told {
+            self.say(host, unit, Body::Failed { copy, session });
         }
         for name in self.names() {
             let open = self

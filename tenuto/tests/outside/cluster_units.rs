@@ -602,3 +602,26 @@ fn a_vault_that_is_not_there_is_waited_for_and_never_made_anew() {
     drop(client);
     host.stop();
 }
+
+/// Fails when: what is left to be done for a volume that is removed is done to one that is not
+/// there any more.
+#[test]
+fn a_volume_that_is_removed_from_its_owner_is_served_elsewhere() {
+    let shared = Shared::new();
+    let image = shared.raw();
+    let mut hosts = pair(&image, "raw", "", "beside");
+    let [one, two] = &mut hosts;
+    let mut client = one.client();
+    client.write(0, &Model::stamp(1));
+    client.flush();
+    drop(client);
+    one.rig.done(&["volume", "destage", "disk", "--wait"]);
+    one.rig.done(&["volume", "rm", "disk"]);
+    assert!(!one.rig.done(&["volume", "ls"]).contains("disk"));
+    let mut client = two.client();
+    assert_eq!(client.read(0, BLOCK as usize), Model::stamp(1));
+    drop(client);
+    let said = one.stop();
+    assert!(!said.contains("panicked"), "{said}");
+    two.stop();
+}
