@@ -112,6 +112,8 @@ pub enum Event {
     Synced(Serial),
     /// The same of a host whose log takes the batches by itself: it looks before it answers.
     Reached(Serial),
+    /// The log knows that the origin has all up to here.
+    AtOrigin(Serial),
     /// A sync has failed, or something below the end cannot be read.
     Damaged,
     /// The log was read: the writes end here.
@@ -288,6 +290,7 @@ impl Copy {
             Event::Persisted => self.persisted(out),
             Event::Synced(end) => self.synced(out, end),
             Event::Reached(end) => self.reached(end),
+            Event::AtOrigin(serial) => self.destaged = self.destaged.max(serial),
             Event::Damaged => self.damaged(out),
             Event::Recovered(end) => self.recovered(out, end),
             Event::Closed => self.session = None,

@@ -167,9 +167,12 @@ impl Manager {
             let view = self.logs.view(volume);
             let end = view.as_ref().map_or(Serial(0), end_of);
             let mut out = Vec::new();
-            if view.is_some_and(|it| it.damaged) {
+            if view.as_ref().is_some_and(|it| it.damaged) {
                 kept.machine.handle(&mut out, Event::Damaged);
             }
+            // What an owner has said of the origin is in the log only.
+            let destaged = view.as_ref().map_or(Serial(0), |view| view.destaged);
+            kept.machine.handle(&mut out, Event::AtOrigin(destaged));
             kept.machine.handle(&mut out, Event::Recovered(end));
             assert!(out.is_empty(), "a copy that was read has nothing to say");
             self.copies.insert(copy, kept);
@@ -326,6 +329,7 @@ impl Manager {
             if view.damaged && kept.machine.health() == Health::Whole {
                 self.feed_copy(copy, Event::Damaged);
             }
+            self.feed_copy(copy, Event::AtOrigin(view.destaged));
             self.feed_copy(copy, Event::Reached(end_of(&view)));
         }
     }
