@@ -179,7 +179,7 @@ impl View {
     }
 
     /// Volumes worth showing: those that are attached, those that are configured, and those that
-    /// nobody names any more but that still own data. The log may know others: history, and copies
+    /// are not named any more but still own data. The log may know others: history, and copies
     /// of volumes of other hosts.
     pub fn shown(&self) -> impl Iterator<Item = &VolumeSnapshot> {
         let volumes = self.look.engine.volumes.iter();

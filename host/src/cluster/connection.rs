@@ -199,17 +199,9 @@ where
 }
 
 async fn outgoing(shared: Arc<Shared>, tls: Arc<ClientConfig>, host: Uuid) {
-    let addresses = shared
-        .state()
-        .hosts
-        .get(host)
-        .map(|host| host.addresses.clone());
     let mut why = "no address is known".to_owned();
-    for address in addresses.unwrap_or_default() {
-        let Ok(parsed) = address.parse() else {
-            continue;
-        };
-        let mut stream = match wire::call(parsed, host, tls.clone()).await {
+    for address in shared.addresses(host) {
+        let mut stream = match wire::call(address, host, tls.clone()).await {
             Ok(stream) => stream,
             Err(ended) => {
                 why = format!("{address}: {ended}");

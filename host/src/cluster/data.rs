@@ -272,18 +272,9 @@ impl Data {
 
     /// Makes a connection and sends what is queued; says why that is over.
     async fn send_all_to(&self, host: Uuid, queue: mpsc::Receiver<Vec<u8>>) -> String {
-        let addresses = self
-            .shared
-            .state()
-            .hosts
-            .get(host)
-            .map(|host| host.addresses.clone());
         let mut why = "no address is known".to_owned();
-        for address in addresses.unwrap_or_default() {
-            let Ok(parsed) = address.parse() else {
-                continue;
-            };
-            let mut stream = match wire::call(parsed, host, self.client.clone()).await {
+        for address in self.shared.addresses(host) {
+            let mut stream = match wire::call(address, host, self.client.clone()).await {
                 Ok(stream) => stream,
                 Err(ended) => {
                     why = format!("{address}: {ended}");

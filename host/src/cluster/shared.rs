@@ -211,6 +211,14 @@ impl Shared {
         }
     }
 
+    /// Where a host is called.
+    pub fn addresses(&self, host: Uuid) -> Vec<SocketAddr> {
+        let state = self.state();
+        let known = state.hosts.get(host);
+        let addresses = known.into_iter().flat_map(|host| &host.addresses);
+        addresses.filter_map(|it| it.parse().ok()).collect()
+    }
+
     pub fn now(&self) -> Time {
         Time(self.begun.elapsed().as_nanos() as u64)
     }

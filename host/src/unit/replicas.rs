@@ -347,29 +347,13 @@ impl Manager {
                 let Some(owning) = self.owning(name) else {
                     return;
                 };
-                let (unit, about) = (owning.record().unit, owning.about.clone());
-                if let Body::Open { member, .. } = &body {
+                let (unit, known) = (owning.record().unit, owning.about.clone());
+                let mut body = body;
+                if let Body::Open { member, about, .. } = &mut body {
+                    *about = known;
                     let peer = self.peer_id(member.host);
                     self.stream_of(name, *member, peer);
                 }
-                let body = match body {
-                    Body::Open {
-                        member,
-                        session,
-                        fresh,
-                        destaged,
-                        record,
-                        ..
-                    } => Body::Open {
-                        member,
-                        session,
-                        fresh,
-                        destaged,
-                        record,
-                        about,
-                    },
-                    body => body,
-                };
                 self.say(host, unit, body);
             }
             set::Action::Vault(order) => self.vault_order(name, order),

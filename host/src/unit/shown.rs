@@ -20,8 +20,11 @@ impl Manager {
                     let others: Vec<String> = others.map(|it| self.host(it.host)).collect();
                     let here = machine.record().member(self.member.me.host).is_some();
                     let hosts = others.join(" and ");
-                    let words = format!("its copies are on {hosts}; one of these has to answer");
-                    ("taking", problem.or((!here).then_some(words)))
+                    let words = match here {
+                        true => format!("the copy here is looked at, and those on {hosts}"),
+                        false => format!("its copies are on {hosts}; one of these has to answer"),
+                    };
+                    ("taking", problem.or(Some(words)))
                 }
                 _ if problem.is_some() => ("held", problem),
                 taker::State::Freezing(from) if from.host != self.member.me.host => {

@@ -415,6 +415,22 @@ fn both_die_and_come_back() {
     }
 }
 
+/// Fails when: a copy forgets with a restart of its host what the origin had when it was begun.
+#[test]
+fn a_copy_that_was_begun_after_a_destage_counts_when_both_have_died() {
+    let mut cluster = Cluster::new(2, NO_COPY);
+    let mut load = load(seed(39));
+    cluster.write(0, &mut load, 100);
+    let rig = &cluster.hosts[0].rig;
+    rig.done(&["volume", "destage", "disk", "--wait"]);
+    rig.done(&["volume", "set", "disk", "replicas=1"]);
+    assert_eq!(cluster.is_full(0), 1);
+    cluster.kill_under_load(0, &mut load, &[0, 1], 200);
+    cluster.start(1);
+    cluster.check(1, &mut load, Crash::PowerLoss, "at the other host");
+    cluster.hosts[1].stop();
+}
+
 /// Fails when: an owner with copies does not let go of its volume.
 #[test]
 fn a_volume_moves_in_order_with_copies() {
