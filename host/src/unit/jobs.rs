@@ -254,11 +254,17 @@ impl Manager {
         let shown = self.describe(name, entry);
         let before = locked(&self.shown).insert(name.to_owned(), shown.clone());
         if before.as_ref() != Some(&shown)
-            && !shown.here
-            && let Some(reason) = &shown.reason
+            && let Some(entry) = self.entries.get_mut(name)
         {
             let wrong = shown.is_wrong();
-            self.volumes.explain(name, reason.clone(), wrong);
+            match shown.reason.filter(|_| !shown.here) {
+                Some(reason) if entry.explained.as_ref() != Some(&reason) => {
+                    entry.explained = Some(reason.clone());
+                    self.volumes.explain(name, reason, wrong);
+                }
+                None if shown.here => entry.explained = None,
+                _ => {}
+            }
         }
         self.end_takeover(name);
     }

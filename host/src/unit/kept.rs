@@ -24,6 +24,7 @@ use node::record::Record;
 use node::taker::Ownership;
 use node::vault::hex;
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Messages about one copy that wait for what is under way. Their senders ask again.
@@ -452,7 +453,8 @@ impl Manager {
             Action::Persist(durable) => {
                 kept.busy = true;
                 self.local.run(move |ends| {
-                    if remember::until_done(ends, || memory.write_copy(&durable)) {
+                    let ends = || ends.load(Ordering::Acquire);
+                    if remember::until_done(&ends, || memory.write_copy(&durable)) {
                         let _ = inputs.send(Input::Copy(copy, Step::Persisted, None));
                     }
                 });

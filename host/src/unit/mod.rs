@@ -177,6 +177,8 @@ struct Entry {
     held: Option<String>,
     /// It is served here.
     serves: bool,
+    /// Why it is not served, as it was told last: between two looks it is not told again.
+    explained: Option<String>,
     /// What becomes a replica when it is deposed.
     retiring: Option<Uuid>,
     /// Its image is of a format that has no copies.
@@ -444,6 +446,7 @@ impl Manager {
             fencing: fence::Fencing::default(),
             held: None,
             serves: false,
+            explained: None,
             retiring: None,
             unfit: false,
             owning: None,

@@ -13,7 +13,6 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const AGAIN: Duration = Duration::from_secs(1);
@@ -67,25 +66,17 @@ impl Memory {
     ) -> bool {
         let mut bytes = record.encode();
         bytes.push(if undecided { UNDECIDED } else { 0 });
-        loop {
-            match put(&self.path(unit), &bytes) {
-                Ok(()) => return true,
-                Err(error) => {
-                    let path = self.path(unit);
-                    tracing::error!("{}: cannot be written: {error}", path.display());
-                }
-            }
-            if ends() {
-                return false;
-            }
-            std::thread::sleep(AGAIN);
-        }
+        let path = self.path(unit);
+        until_done(ends, || {
+            let written = put(&path, &bytes);
+            written.map_err(|error| format!("{}: cannot be written: {error}", path.display()))
+        })
     }
 }
 
 /// Tries until it is done; false if it was given up.
 pub(super) fn until_done(
-    ends: &AtomicBool,
+    ends: &dyn Fn() -> bool,
     mut try_it: impl FnMut() -> Result<(), String>,
 ) -> bool {
     loop {
@@ -93,7 +84,7 @@ pub(super) fn until_done(
             Ok(()) => return true,
             Err(why) => tracing::error!("{why}"),
         }
-        if ends.load(Ordering::Acquire) {
+        if ends() {
             return false;
         }
         std::thread::sleep(AGAIN);
