@@ -94,6 +94,25 @@ impl Engine {
         self.core.attach_mapped(id, spec, ledger, Some(map))
     }
 
+    /// Joins a volume that was attached without proof once more, with the right to write its image,
+    /// after the reply to [`Command::Prove`](crate::event::Command::Prove). One that is refused goes
+    /// on with the files of before. The host calls `apply` with a `Tick` to let guests go on.
+    pub fn attach_proved(
+        &mut self,
+        now: Time,
+        id: VolumeId,
+        spec: VolumeSpec,
+        settled: Settled,
+        memory: &mut dyn Memory,
+    ) -> Result<(), OpenError> {
+        let mut cx = Cx {
+            now,
+            memory,
+            out: &mut self.out,
+        };
+        self.core.attach_proved(&mut cx, id, spec, settled)
+    }
+
     /// Another file has taken the place of the image of a volume, after the reply to
     /// [`Command::Empty`](crate::event::Command::Empty). `map` is of the new one, right above the
     /// old one, and `image` what it is known by. The host calls `apply` with a `Tick` to let

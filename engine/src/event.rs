@@ -115,6 +115,9 @@ pub enum Command {
     /// The same for a volume whose image is another host's from now on: nothing is written to it
     /// any more, and guests are refused.
     Depose { volume: VolumeId },
+    /// Lets go of the files of a volume that was attached without proof, so that it can be attached
+    /// with it. Replied to when nothing touches them any more; requests wait from then on.
+    Prove { volume: VolumeId },
     /// Brings the images of a volume and of its group to rest, each with all that was written
     /// before: nothing writes them until [`Command::Resume`], and guests go on in the log. Replied
     /// to when they rest. Refused to a volume that is not write-back.
@@ -499,4 +502,6 @@ pub enum Refusal {
     Busy,
     #[error("its image does not rest")]
     NotQuiesced,
+    #[error("another host may still write its image")]
+    Unproved,
 }

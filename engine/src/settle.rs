@@ -56,6 +56,9 @@ pub struct Settled {
     pub overwrite: bool,
     /// What the ledger said to be dirty was given up just now.
     pub loss_accepted: bool,
+    /// Another host may still write the image: neither its ledger nor its journal was looked at.
+    /// Only who has all that is not there, by the records of a cluster, can go on.
+    pub unproved: bool,
 }
 
 /// What becomes of a pending journal whose image is not the one it was made for.

@@ -29,6 +29,8 @@ pub enum Rule {
     LastCompleteStays,
     /// C7, C10: the right to write the origin is taken with proof.
     DrainerHasProof,
+    /// C9: who says that it writes no more knew by which record.
+    ReleaseIsOfThisOwner,
 }
 
 #[cfg(not(test))]

@@ -5,6 +5,7 @@
 //! taker without a copy ── Fetch ─▶ frozen copy ── batches ─▶
 //! owner ── Open ─▶ copy ── Opened ─▶ owner ── Resume ─▶ copy ── Resumed ─▶ owner
 //! owner ── Batch · Adopt · Cut · Destaged ─▶ copy ── Ack ─▶        (in this order, one stream)
+//! owner ── Release ─▶ drainer of before ── Released ─▶ owner
 //! owner ── Drop ─▶ copy                      a copy to a lower term ── Deposed ─▶
 //! ```
 //! Always true: a message moves no right by itself. It makes another host look at the vault, let go
@@ -15,7 +16,7 @@
 
 use crate::codec::{Bad, In, Out};
 use crate::history::{FORKS_MAX, Fork, Generation, History};
-use crate::record::{Member, RECORD_BYTES, Record};
+use crate::record::{Epoch, Member, RECORD_BYTES, Record};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -135,6 +136,17 @@ pub enum Body {
         session: Uuid,
         term: u64,
         destaged: Serial,
+    },
+    /// The record of this number gives the unit to the sender, and by this epoch the receiver may
+    /// still write its origin: it is to say when it does not any more.
+    Release {
+        number: u64,
+        epoch: Epoch,
+    },
+    /// By that record and that epoch the sender writes the origin no more, and will not again.
+    Released {
+        number: u64,
+        epoch: Epoch,
     },
     /// The owner has enough complete copies without this one.
     Drop {
@@ -388,6 +400,8 @@ fn put_stream(out: &mut Out, body: &Body) {
             out.u64(*term);
             out.u64(destaged.0);
         }
+        Body::Release { number, epoch } => put_release(out, 23, *number, *epoch),
+        Body::Released { number, epoch } => put_release(out, 24, *number, *epoch),
         other => unreachable!("{other:?} is written by its own function"),
     }
 }
@@ -480,6 +494,14 @@ fn take_stream(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
             term: from.u64()?,
             destaged: Serial(from.u64()?),
         },
+        23 => {
+            let (number, epoch) = take_release(from)?;
+            Body::Release { number, epoch }
+        }
+        24 => {
+            let (number, epoch) = take_release(from)?;
+            Body::Released { number, epoch }
+        }
         _ => return Err(Malformed),
     })
 }
@@ -488,6 +510,18 @@ fn put_ids(out: &mut Out, kind: u8, ids: &[Uuid]) {
     assert!(kind > LAST_WITH_TEXT, "kinds have one form each");
     out.u8(kind);
     ids.iter().for_each(|id| out.uuid(*id));
+}
+
+fn put_release(out: &mut Out, kind: u8, number: u64, epoch: Epoch) {
+    put_ids(out, kind, &[epoch.nonce]);
+    out.u64(epoch.number);
+    out.u64(number);
+}
+
+fn take_release(from: &mut In<'_>) -> Result<(u64, Epoch), Malformed> {
+    let nonce = from.uuid()?;
+    let number = from.u64()?;
+    Ok((from.u64()?, Epoch { number, nonce }))
 }
 
 fn put_record(out: &mut Out, record: &Record) {
@@ -682,6 +716,14 @@ mod tests {
             },
             Body::Deposed {
                 record: record.clone(),
+            },
+            Body::Release {
+                number: 4,
+                epoch: record.epoch,
+            },
+            Body::Released {
+                number: 4,
+                epoch: record.epoch,
             },
             Body::Drop { copy, record },
         ]

@@ -251,7 +251,7 @@ impl World {
             }
             set::Action::Close { host: peer } => host.streams.retain(|it| it.member.host != peer),
             set::Action::Prepare { .. } => host.preparing = true,
-            set::Action::Drain { .. } => {}
+            set::Action::Serve | set::Action::Drain { .. } => {}
             set::Action::Stop { .. } => host.idle(),
         }
     }

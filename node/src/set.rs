@@ -20,7 +20,9 @@
 //!   acknowledged and each cut that was begun (C4, correction 1).
 //! - What a peer has counts only after it has taken the forks of this ownership (C6).
 //! - The origin is written under a record whose drainer is this host in this boot. Without one the
-//!   unit is served, and no cut begins (C7, C10).
+//!   unit is served, and no cut begins (C7, C10). The drainer of before is asked to say that it
+//!   writes no more; its word counts only if it knew this ownership when it gave it, because then
+//!   it can write again only by a record that ends this ownership (C9).
 //! - The last complete copy is never left out. If it is unfit, the unit waits for it: after a
 //!   takeover the owner's own copy is not complete until it has fetched what was left.
 //! - Fewer than p + 1 complete copies are shown as degraded, with the reason. After a takeover that
@@ -120,6 +122,8 @@ pub enum Action {
         of: Epoch,
         epoch: Epoch,
     },
+    /// Serve the unit; another host may still write its origin.
+    Serve,
     /// Cuts may begin, with ledger and journal of this record.
     Drain {
         record: Record,
@@ -483,15 +487,19 @@ impl Set {
     }
 
     fn begin(&mut self, cx: &mut Cx<'_>) {
-        if self.may_drain() {
-            let record = self.record.clone();
-            cx.out.push(Action::Drain { record });
+        match self.may_drain() {
+            true => {
+                let record = self.record.clone();
+                cx.out.push(Action::Drain { record });
+            }
+            false => cx.out.push(Action::Serve),
         }
         self.tick(cx);
     }
 
     fn tick(&mut self, cx: &mut Cx<'_>) {
         (self.choosing, self.paused) = (false, false);
+        self.ask_for_release(cx);
         if let Some(change) = self.change.as_ref().filter(|_| self.unread) {
             self.unread = false;
             let order = Change::again(change.record().clone()).1;
@@ -501,6 +509,33 @@ impl Set {
             if self.peers[at].at != At::Streaming && !self.peers[at].unfit {
                 self.open(cx, at);
             }
+        }
+    }
+
+    /// The host that may still write the origin, if there is no proof that it does not.
+    pub fn waits_for(&self) -> Option<&Holder> {
+        let drainer = self.record.drainer();
+        let other = drainer.filter(|it| !it.is_same_host(&self.me));
+        other.filter(|_| !self.ended && !self.is_proved())
+    }
+
+    fn is_proved(&self) -> bool {
+        self.proved == Some(self.record.epoch)
+    }
+
+    fn ask_for_release(&mut self, cx: &mut Cx<'_>) {
+        let (number, epoch) = (self.record.number, self.record.epoch);
+        if let Some(host) = self.waits_for().map(|it| it.host) {
+            cx.send(host, Body::Release { number, epoch });
+        }
+    }
+
+    /// What the host that may still write the origin says of that.
+    fn released(&mut self, from: Uuid, number: u64, epoch: Epoch) {
+        let known = number >= self.record.given || has(Rule::ReleaseIsOfThisOwner);
+        let fits = known && number <= self.record.number && epoch == self.record.epoch;
+        if fits && self.waits_for().is_some_and(|it| it.host == from) {
+            self.proved = Some(epoch);
         }
     }
 
@@ -558,6 +593,7 @@ impl Set {
                 self.left.retain(|left| left.copy != copy);
             }
             Body::Probed { status } if at(status.copy).is_none() => self.found(from, &status),
+            Body::Released { number, epoch } => self.released(from, number, epoch),
             Body::Deposed { record } => self.seen(cx, *record),
             _ => {}
         }
@@ -868,8 +904,7 @@ impl Set {
             .record
             .drainer()
             .expect("an owner's record has a drainer");
-        let proved = self.proved == Some(self.record.epoch);
-        if !self.may_drain() && (proved || drainer.is_same_host(&self.me)) {
+        if !self.may_drain() && (self.is_proved() || drainer.is_same_host(&self.me)) {
             return self.prepare(cx);
         }
         if let Some(members) = self.with_learner() {

@@ -1,6 +1,7 @@
 //! Schedules of the set of an owner, one after the other; the search has all orders.
 
 use super::*;
+use crate::broken::Rule;
 use crate::change::Order;
 use alloc::vec;
 
@@ -249,6 +250,49 @@ fn after_a_takeover_a_unit_is_degraded_and_its_origin_is_not_written_before_proo
     owner.tell(Event::Live { host: id(3) });
     assert_eq!(owner.wins().degraded, None);
     assert_eq!(owner.set.state(), State::Full);
+}
+
+/// C9: the word of the drainer counts for the ownership that it knew, and for its epoch.
+#[test]
+fn the_drainer_of_before_says_that_it_writes_no_more() {
+    let asked = |owner: &mut Owner| {
+        owner.out.clear();
+        owner.tell(Event::Tick);
+        let release = |it: &Action| match it {
+            Action::Send {
+                host,
+                body: Body::Release { number, epoch },
+            } => Some((*host, *number, *epoch)),
+            _ => None,
+        };
+        owner.out.iter().find_map(release)
+    };
+    for left_out in [None, Some(Rule::ReleaseIsOfThisOwner)] {
+        crate::broken::leave_out(left_out);
+        let mut owner = Owner::new(&[1], 1, Some(Degraded::TakenOver), Some(9));
+        assert!(owner.out.contains(&Action::Serve), "it serves at once");
+        let record = owner.set.record().clone();
+        let (host, number, epoch) = asked(&mut owner).expect("it is asked");
+        assert_eq!((host, number, epoch), (id(9), 1, record.epoch));
+        let other = Epoch {
+            number: 3,
+            ..record.epoch
+        };
+        let says = |owner: &mut Owner, from: u8, number: u64, epoch: Epoch| {
+            let body = Body::Released { number, epoch };
+            let from = id(from);
+            owner.tell(Event::Heard { from, body });
+            owner.set.preparing.is_some()
+        };
+        assert!(!says(&mut owner, 9, 1, other), "another epoch");
+        assert!(!says(&mut owner, 8, 1, epoch), "another host");
+        assert!(!says(&mut owner, 9, 2, epoch), "no record of this owner");
+        let early = says(&mut owner, 9, 0, epoch);
+        assert_eq!(early, left_out.is_some(), "said of an ownership before");
+        assert!(says(&mut owner, 9, 1, epoch));
+        assert!(asked(&mut owner).is_none() && owner.set.waits_for().is_none());
+    }
+    crate::broken::leave_out(None);
 }
 
 /// C11, H19: a member that has lost what it had is left out, and another copy is made there.

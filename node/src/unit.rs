@@ -4,7 +4,9 @@
 //! Looking ─ a record with copies, of this host or proved ─▶ Lent ─ ended ─▶ Away
 //! Away ─ wanted ─▶ Looking ─┬─ no host owns it, or this host did before ──▶ Preparing
 //!   ▲                       ├─ another host does and is heard ──▶ Asking ──▶ Looking
-//!   │                       └─ another host does and is silent ─▶ Proof ── proved ─▶ Preparing
+//!   │                       └─ another host does and is silent ─▶ Proof ─┬─ proved ─▶ Preparing
+//!   │                                                                    └─ silent for long, and
+//!   │                                                        other hosts have copies ─▶ Lent
 //!   │  Preparing ─ ledger of the new epoch is there ─▶ Remembering ─▶ Deciding ─▶ Owner
 //!   └── Deciding (record without owner) ◀─ Remembering ◀─ Draining ◀─ asked, and idle ── Owner
 //! ```
@@ -16,7 +18,10 @@
 //! made and synced before the record that names it. A record that may have been linked is
 //! remembered durably before it is (C20), and while it is undecided nothing else is begun. What is
 //! seen of the vault without a compare-and-swap, and what another host says, moves no right. No
-//! clock gives a right (C19): times only begin another attempt.
+//! clock gives a right (C19): times only begin another attempt. Where other hosts have copies, an
+//! owner that is silent for long is replaced without proof, because one of its copies is frozen
+//! first; the right to write the origin is not moved by that. Who was replaced says that it writes
+//! the origin no more only if it has seen the record that says so, and has nothing undecided.
 //!
 //! Deliberately absent: copies on other hosts. A record of this host that names copies, or one of a
 //! host that writes no more, is handed over to [`crate::taker`] and [`crate::set`]; until they have
@@ -53,6 +58,9 @@ pub enum Event {
     Link { host: Uuid, up: bool },
     /// The owner of this record writes no more: an administrator says so, or its fence.
     Proved { number: u64 },
+    /// The owner of this record is silent for so long that a client need not wait for it, if others
+    /// have what it has.
+    Silent { number: u64 },
     /// The end of [`Action::Drain`].
     Drained(Drained),
     /// The unit, which this host owns and serves, is to have copies from now on.
@@ -112,6 +120,11 @@ pub enum Action {
     Drain,
     /// Another host was given the unit: answer its requests with errors, write nothing.
     Stop,
+    /// This record gives the unit to another host, which asks whether this one writes its origin no
+    /// more: remember the record, and answer once nothing of this host is on its way there.
+    Release {
+        record: Record,
+    },
     /// Its record names copies: go on with [`crate::taker`], and from there with [`crate::set`].
     Lend {
         record: Record,
@@ -165,6 +178,7 @@ pub struct Unit {
     /// Owners with a link.
     links: Vec<Uuid>,
     proved: Option<u64>,
+    silent: Option<u64>,
     /// Who waits for this host to let go.
     asked_by: Option<Uuid>,
     /// What the owner has answered last.
@@ -200,6 +214,7 @@ impl Unit {
             wanted: false,
             links: Vec::new(),
             proved: None,
+            silent: None,
             asked_by: None,
             answer: None,
         }
@@ -242,6 +257,7 @@ impl Unit {
             Event::Heard { from, body } => self.heard(cx, from, body),
             Event::Link { host, up } => self.link(cx, host, up),
             Event::Proved { number } => self.prove(cx, number),
+            Event::Silent { number } => self.silent(cx, number),
             Event::Drained(done) => self.drained(cx, done),
             Event::Lend => self.lend(),
             Event::Ended { record } => self.ended(cx, record),
@@ -302,7 +318,7 @@ impl Unit {
             (true, State::Away) => self.look(cx),
             (false, State::Asking { .. } | State::Proof | State::Held(_)) => {
                 self.state = State::Away;
-                self.answer = None;
+                (self.answer, self.silent) = (None, None);
             }
             _ => {}
         }
@@ -398,6 +414,9 @@ impl Unit {
                 self.state = State::Asking { host };
                 let body = Body::Take { number };
                 cx.out.push(Action::Send { host, body });
+            }
+            Some(_) if self.silent == Some(newest.number) && copies && self.wanted => {
+                self.hand_over(cx, newest);
             }
             Some(_) => self.state = State::Proof,
         }
@@ -569,6 +588,7 @@ impl Unit {
                     cx.out.push(Action::Look { known });
                 }
             }
+            Body::Release { number, epoch } => self.asked_to_release(cx, from, number, epoch),
             // Not asked for, or about copies: not for this machine.
             _ => {}
         }
@@ -603,6 +623,7 @@ impl Unit {
         if up {
             self.links.push(host);
             self.links.sort();
+            self.silent = None;
         }
         match self.state {
             State::Proof if up => self.look(cx),
@@ -621,6 +642,35 @@ impl Unit {
         self.proved = Some(number);
         if let State::Proof | State::Asking { .. } = self.state {
             self.look(cx);
+        }
+    }
+
+    fn silent(&mut self, cx: &mut Cx<'_>, number: u64) {
+        self.silent = Some(number);
+        if self.state == State::Proof {
+            self.look(cx);
+        }
+    }
+
+    /// The owner of a record asks whether this host writes the origin no more.
+    fn asked_to_release(&mut self, cx: &mut Cx<'_>, from: Uuid, number: u64, epoch: Epoch) {
+        let newest = self.newest.as_ref().filter(|it| it.number >= number);
+        let Some(newest) = newest else {
+            let known = self.newest.clone();
+            match self.state {
+                State::Owner | State::Draining => cx.out.push(Action::Look { known }),
+                _ if self.rests() => self.look(cx),
+                _ => {}
+            }
+            return;
+        };
+        let owns = newest.owner.as_ref().is_some_and(|it| it.host == from);
+        let drainer = newest.drainer();
+        let drains = drainer.is_some_and(|it| it.is_same_host(&self.me));
+        let rests = self.rests() && self.doubt.is_none();
+        if owns && drains && newest.epoch == epoch && rests && from != self.me.host {
+            let record = newest.clone();
+            cx.out.push(Action::Release { record });
         }
     }
 
@@ -660,3 +710,7 @@ impl Unit {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "unit_tests.rs"]
+mod tests;

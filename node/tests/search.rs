@@ -460,7 +460,9 @@ impl World {
                 next.tell(at, Event::Drained(drained));
                 found.push((format!("{at} drained: {}", !busy), Ok(next)));
             }
-            Action::Lend { .. } => unreachable!("no record of this search has copies"),
+            Action::Lend { .. } | Action::Release { .. } => {
+                unreachable!("no record of this search has copies")
+            }
             Action::Send { .. } | Action::Stop => unreachable!("done at once"),
         }
     }

@@ -80,6 +80,7 @@ impl Core {
             return Err(OpenError::Damaged(why));
         }
         self.check_journal(id, &mut settled)?;
+        self.check_proof(id, &spec, &settled)?;
         let left = settled.journal_left;
         let mut volume = self.join(id, &spec, &settled)?;
         let commits = written && spec.commit;
@@ -93,6 +94,7 @@ impl Core {
             self.merge_epochs(&mut volume, 0, upto);
         }
         volume.take(&spec);
+        volume.begins(settled.unproved);
         volume.finds_ledger(ledger.as_ref());
         let dropped = self.drop_destaged(&mut volume);
         let unchanged = settled.origin.filter(|_| !dropped);
@@ -138,6 +140,27 @@ impl Core {
         Ok(())
     }
 
+    /// Without a look at its ledger only that is served of which this host has all that its image
+    /// lacks.
+    fn check_proof(
+        &self,
+        id: VolumeId,
+        spec: &VolumeSpec,
+        settled: &Settled,
+    ) -> Result<(), OpenError> {
+        let known = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        let taken = known.is_some_and(Volume::is_taken_over);
+        let fits = taken && spec.policy == Policy::WriteBack && !spec.read_only;
+        match settled.unproved && !fits {
+            false => Ok(()),
+            true => Err(OpenError::Refused(format!(
+                "volume {}: another host may still write its image, and this one has no copy of \
+                 what it lacks",
+                spec.name
+            ))),
+        }
+    }
+
     /// The volume as the log or the ledger knows it. One that is refused stays as it was.
     fn join(
         &mut self,
@@ -172,6 +195,7 @@ impl Core {
         );
         let owned = volume.policy == Policy::WriteBack;
         let writes = !volume.is_read_only() && volume.policy != Policy::Ephemeral;
+        let writes = writes && !volume.is_unproved();
         let keeps = writes && (owned || ledger.is_some());
         (keeps || commit).then(|| {
             let ledger = self.ledger_of(volume, ledger, owned);
@@ -402,8 +426,10 @@ impl Core {
     pub(super) fn open_for_requests(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let Some(volume) = self.find(id) else { return };
         volume.open();
-        // The ledger says by now whose its data is.
-        volume.owns_serials();
+        if !volume.is_unproved() {
+            // The ledger says by now whose its data is.
+            volume.owns_serials();
+        }
         let serves = volume.serves();
         volume.wait_from(cx.now);
         if serves {
@@ -452,6 +478,10 @@ impl Core {
             cx.out.reply(request, Err(refusal));
             return;
         }
+        if let Some(order) = volume.drop_proof() {
+            cx.out.reply(order, Err(Refusal::Gone));
+        }
+        let volume = self.volume(id);
         volume.begin_detach(request);
         // A commit that has begun goes to its end, if its image is touched by then.
         if self.checkpoint.is_waited_for(Waiter::Attach(id))
@@ -516,6 +546,7 @@ impl Core {
         let kept = volume.bypass() == Bypass::Held && applying;
         // A first ledger that was cut short by a power loss is none, but there may be a file.
         let writes = !volume.is_read_only() && volume.policy != Policy::Ephemeral;
+        let writes = writes && !volume.is_unproved();
         let beside = volume.has_ledger() || (writes && volume.is_attached());
         if beside && !kept && volume.removal() == Removal::No {
             volume.remove(Removal::Ordered);
@@ -699,7 +730,7 @@ fn check_dirty(
         ));
     }
     match ledger {
-        None if overwrite => Ok(()),
+        None if overwrite || settled.unproved => Ok(()),
         None => Err(format!(
             "has {bytes} dirty bytes in the log but its origin has no ledger; \
              was the image replaced?"

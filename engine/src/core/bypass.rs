@@ -159,7 +159,7 @@ impl Core {
         let volume = self.volume(id);
         let here = volume.is_attached() && volume.is_ready() && !volume.is_detaching();
         // What goes past the log has no replica, so a volume that relies on peers waits.
-        let waits = volume.relies_on_peers();
+        let waits = volume.relies_on_peers() || volume.is_unproved();
         if !here || waits || volume.is_read_only() || volume.policy == Policy::Ephemeral {
             return;
         }

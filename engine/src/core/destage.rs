@@ -75,6 +75,10 @@ impl Core {
             cx.out.reply(request, Err(crate::event::Refusal::Held));
             return;
         }
+        if volume.is_unproved() {
+            cx.out.reply(request, Err(crate::event::Refusal::Unproved));
+            return;
+        }
         if volume.policy.is_direct() && volume.is_ready() && !volume.is_read_only() {
             // All of it is there; on stable media it is after a sync.
             self.sync_origin(cx, id, request);

@@ -121,6 +121,7 @@ impl Core {
         self.let_in(cx, id);
         self.begin_commit(cx, id);
         self.suspend_progress(cx, id);
+        self.prove_progress(cx, id);
         self.release_if_clean(cx, id);
         self.replica_progress(cx, id);
         self.detach_progress(cx, id);

@@ -35,6 +35,7 @@ mod overlay;
 mod pace;
 mod park;
 mod planned;
+mod proof;
 mod quiesce;
 mod read;
 mod read_op;
@@ -452,6 +453,7 @@ impl Core {
             Command::Commit { volume } => self.commit(cx, volume, request),
             Command::Suspend { volume } => self.suspend(cx, volume, request),
             Command::Depose { volume } => self.depose(cx, volume, request),
+            Command::Prove { volume } => self.prove(cx, volume, request),
             Command::Quiesce { volume } => self.quiesce(cx, volume, request),
             Command::Resume { volume } => self.resume(cx, volume, request),
             Command::Announce { volume } => self.announce_exchange(cx, volume, request),
@@ -558,6 +560,7 @@ fn volume_of(command: &Command) -> Option<VolumeId> {
         | Command::Commit { volume }
         | Command::Suspend { volume }
         | Command::Depose { volume }
+        | Command::Prove { volume }
         | Command::Quiesce { volume }
         | Command::Resume { volume }
         | Command::Announce { volume }

@@ -72,6 +72,7 @@ impl Core {
             State::Held => Some(Refusal::Held),
             _ if failed && wanted == Policy::WriteBack => Some(Refusal::CacheFailed),
             _ if volume.bypass().holds_writes() => Some(Refusal::CacheFailed),
+            _ if volume.is_unproved() && wanted != volume.policy => Some(Refusal::Unproved),
             _ if volume.has_peers() && wanted != volume.policy => Some(Refusal::Busy),
             _ if volume.is_quiescing() && wanted != volume.policy => Some(Refusal::Busy),
             _ => None,

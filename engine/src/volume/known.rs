@@ -173,7 +173,8 @@ impl Volume {
 
     /// Requests may begin.
     pub fn serves(&self) -> bool {
-        self.is_ready() && self.misfit().is_none() && !self.holds_for_exchange()
+        let waits = self.holds_for_exchange() || self.holds_for_proof();
+        self.is_ready() && self.misfit().is_none() && !waits
     }
 
     /// The volume is the only one that writes its image.

@@ -94,6 +94,12 @@ impl Volume {
         self.life.presence = Presence::Attached;
     }
 
+    /// Its files are let go, so that it comes with others. Its requests go on waiting.
+    pub(super) fn steps_back(&mut self) {
+        assert!(self.is_attached() && !self.goes(), "it was there");
+        self.life.presence = Presence::Known;
+    }
+
     pub fn is_detaching(&self) -> bool {
         self.detach_order().is_some()
     }

@@ -21,6 +21,7 @@ mod life;
 mod origin_use;
 mod overlay;
 pub(crate) mod pace;
+mod proof;
 mod queue;
 pub(crate) mod quiesce;
 pub(crate) mod rebase;
@@ -44,6 +45,7 @@ pub use ledger::LedgerWriter;
 pub use life::{Life, Removal};
 pub use origin_use::OriginUse;
 pub use overlay::Overlay;
+pub use proof::Right;
 pub use queue::{Queue, WaitKind, Waiting};
 pub use quiesce::Quiesce;
 pub use rebase::Rebase;
@@ -103,6 +105,8 @@ pub struct Volume {
     life: Life,
     /// What of it is on its way to its origin, and how that answers.
     origin_use: OriginUse,
+    /// Whether its image is this host's to write.
+    right: Right,
     condition: Condition,
     serials: Serials,
     /// What it is to other hosts, and what it has of another's volume.
@@ -174,6 +178,7 @@ impl Volume {
         Volume {
             life: Life::default(),
             origin_use: OriginUse::default(),
+            right: Right::default(),
             condition: Condition::default(),
             serials: Serials::of(&record),
             replica: Replica::of(record.standing),
@@ -338,7 +343,7 @@ impl Volume {
     pub fn is_awaited(&self) -> bool {
         let orders = self.switch.is_some() || self.resize.is_some() || self.quiesce.is_some();
         let image = self.image.rebase.is_some() || self.is_committing();
-        let goes = self.goes();
+        let goes = self.goes() || self.prove_order().is_some();
         orders || image || goes || self.has_waiting()
     }
 

@@ -183,6 +183,7 @@ impl Volume {
             _ if self.image.rebase.is_some() => Some(Refusal::Busy),
             _ if self.misfit().is_some() => Some(Refusal::Held),
             State::Held => Some(Refusal::Held),
+            _ if self.is_unproved() => Some(Refusal::Unproved),
             _ if failed || self.bypass != Bypass::None => Some(Refusal::CacheFailed),
             _ => None,
         }

@@ -134,7 +134,8 @@ impl Volume {
     /// No destage may begin.
     pub fn holds_destage(&self) -> bool {
         let changes = self.resize.is_some_and(|resize| resize.step != Step::Name);
-        self.image.rebase.is_some() || changes && !self.is_between_states()
+        let changes = changes && !self.is_between_states();
+        self.image.rebase.is_some() || changes || self.is_unproved()
     }
 
     /// A destage in place was cut short: another one has to reach its end first.

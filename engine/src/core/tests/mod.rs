@@ -19,6 +19,7 @@ mod lines;
 mod lives;
 mod origin;
 mod planned;
+mod proof;
 mod quiesce;
 mod rebase;
 mod replay;

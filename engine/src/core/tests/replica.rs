@@ -53,11 +53,11 @@ impl Sent {
     }
 }
 
-struct Pair {
-    owner: Host,
-    disk: VolumeId,
-    member: Host,
-    replica: VolumeId,
+pub struct Pair {
+    pub owner: Host,
+    pub disk: VolumeId,
+    pub member: Host,
+    pub replica: VolumeId,
 }
 
 fn replica_spec(destaged: Serial) -> ReplicaSpec {
@@ -74,7 +74,7 @@ fn replica_spec(destaged: Serial) -> ReplicaSpec {
 
 impl Pair {
     /// The replica is new, and its peer gets what is dirty.
-    fn new() -> Pair {
+    pub fn new() -> Pair {
         let (owner, disk) = Host::write_back();
         let mut member = Host::new();
         let replica = member.core.place("disk@1");
@@ -112,7 +112,7 @@ impl Pair {
         assert_eq!(self.owner.answer(start), Some(Ok(())));
     }
 
-    fn count(&mut self) -> RequestId {
+    pub fn count(&mut self) -> RequestId {
         let (volume, peer) = (self.disk, PEER);
         self.owner.order(Command::CountPeer { volume, peer })
     }
@@ -154,7 +154,7 @@ impl Pair {
         Some(answer)
     }
 
-    fn carry_all(&mut self) -> usize {
+    pub fn carry_all(&mut self) -> usize {
         let mut carried = 0;
         loop {
             match self.carry() {
@@ -189,6 +189,16 @@ impl Pair {
     }
 
     fn take_over_by(&mut self, term: u64) {
+        self.own_replica(term);
+        self.share_image();
+        let volume = self.replica;
+        let found = self.member.attach_again(spec(Policy::WriteBack, "disk"));
+        assert_eq!(found, volume);
+        self.member.pass(100);
+    }
+
+    /// The same, but it is not attached.
+    pub fn own_replica(&mut self, term: u64) {
         let volume = self.replica;
         let frozen = self.member.order(Command::Freeze { volume, term });
         self.member.pass(100);
@@ -197,15 +207,11 @@ impl Pair {
         let owned = self.member.order(Command::TakeOver { volume, name });
         self.member.pass(100);
         assert_eq!(self.member.answer(owned), Some(Ok(())));
-        self.share_image();
-        let found = self.member.attach_again(spec(Policy::WriteBack, "disk"));
-        assert_eq!(found, volume);
-        self.member.pass(100);
     }
 
     /// Both see the image and what lies beside it; the ledger speaks of a cache, and these two have
     /// one name.
-    fn share_image(&mut self) {
+    pub fn share_image(&mut self) {
         let volume = self.replica;
         for (there, here) in [
             (Device::Origin(self.disk), Device::Origin(volume)),
@@ -226,7 +232,7 @@ impl Pair {
 
 impl Host {
     /// Writes one block of these bytes.
-    fn write_bytes(&mut self, volume: VolumeId, block: u64, byte: u8) {
+    pub fn write_bytes(&mut self, volume: VolumeId, block: u64, byte: u8) {
         let before = self.memory.buffer.clone();
         self.memory.buffer[..4096].fill(byte);
         assert!(self.write(volume, block, 1));

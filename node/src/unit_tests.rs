@@ -1,0 +1,181 @@
+//! Schedules of one unit whose record names copies; the search has those without.
+
+use super::*;
+use crate::record::Member;
+use alloc::vec;
+
+const OWNER: u8 = 7;
+
+fn id(number: u8) -> Uuid {
+    Uuid([number; 16])
+}
+
+fn holder(number: u8) -> Holder {
+    Holder {
+        host: id(number),
+        cache: id(number),
+        boot: id(90),
+        session: id(91),
+        name: "h".into(),
+    }
+}
+
+fn record(number: u64, owner: u8, members: &[u8]) -> Record {
+    let member = |number: &u8| Member {
+        host: id(*number),
+        cache: id(*number),
+        copy: id(50 + number),
+    };
+    Record {
+        cluster: id(1),
+        unit: id(2),
+        number,
+        nonce: id(100 + number as u8),
+        before: id(4),
+        owner: Some(holder(owner)),
+        epoch: Epoch {
+            number: 4,
+            nonce: id(5),
+        },
+        drainer: None,
+        given: 1,
+        wanted: 1,
+        degraded: None,
+        members: members.iter().map(member).collect(),
+    }
+}
+
+struct Counter;
+
+impl Nonces for Counter {
+    fn fresh(&mut self) -> Uuid {
+        id(200)
+    }
+}
+
+struct Host(Unit, Vec<Action>);
+
+impl Host {
+    /// Host 1, which has seen this record and has a client or not.
+    fn new(record: &Record, wanted: bool) -> Host {
+        let mut host = Host(Unit::new(id(1), id(2), holder(1), None), vec![]);
+        host.tell(Event::Wanted(wanted));
+        if !wanted {
+            host.tell(Event::Begin);
+        }
+        host.sees(record);
+        host
+    }
+
+    fn tell(&mut self, event: Event) {
+        let mut cx = Cx {
+            nonces: &mut Counter,
+            out: &mut self.1,
+        };
+        self.0.handle(&mut cx, event);
+    }
+
+    fn sees(&mut self, record: &Record) {
+        self.tell(Event::Seen(Ok(Some(record.clone()))));
+    }
+
+    fn link(&mut self, up: bool) {
+        let host = id(OWNER);
+        self.tell(Event::Link { host, up });
+    }
+
+    fn hears(&mut self, body: Body) {
+        let from = id(OWNER);
+        self.tell(Event::Heard { from, body });
+    }
+}
+
+#[test]
+fn a_silent_owner_is_replaced_for_a_client_where_others_have_copies() {
+    let full = record(3, OWNER, &[OWNER, 2]);
+    let mut host = Host::new(&full, true);
+    assert_eq!(*host.0.state(), State::Proof);
+    host.tell(Event::Silent { number: 2 });
+    host.sees(&full);
+    assert_eq!(*host.0.state(), State::Proof, "of another record");
+    host.tell(Event::Silent { number: 3 });
+    host.sees(&full);
+    assert_eq!(*host.0.state(), State::Lent);
+
+    for alone in [record(3, OWNER, &[OWNER]), record(3, OWNER, &[])] {
+        let mut host = Host::new(&alone, true);
+        host.tell(Event::Silent { number: 3 });
+        host.sees(&alone);
+        assert_eq!(*host.0.state(), State::Proof, "it has all alone");
+    }
+}
+
+#[test]
+fn an_owner_that_is_heard_is_asked_though_it_was_silent() {
+    let full = record(3, OWNER, &[OWNER, 2]);
+    let mut host = Host::new(&full, true);
+    host.tell(Event::Silent { number: 3 });
+    host.link(true);
+    host.sees(&full);
+    assert_eq!(*host.0.state(), State::Asking { host: id(OWNER) });
+    host.link(false);
+    host.sees(&full);
+    assert_eq!(*host.0.state(), State::Proof, "it is silent anew");
+}
+
+#[test]
+fn a_host_without_a_client_replaces_nobody() {
+    let full = record(3, OWNER, &[OWNER, 2]);
+    let mut host = Host::new(&full, true);
+    host.tell(Event::Wanted(false));
+    host.tell(Event::Silent { number: 3 });
+    host.tell(Event::Wanted(true));
+    host.sees(&full);
+    assert_eq!(*host.0.state(), State::Lent, "silent, and wanted again");
+
+    let mut host = Host::new(&full, true);
+    host.tell(Event::Silent { number: 3 });
+    host.tell(Event::Wanted(false));
+    host.sees(&full);
+    assert_eq!(*host.0.state(), State::Away);
+}
+
+/// C9: by a record that it has seen, at rest, with nothing undecided.
+#[test]
+fn who_was_replaced_says_that_it_writes_no_more_once_it_knows_the_record() {
+    let mut taken = record(4, OWNER, &[OWNER]);
+    (taken.drainer, taken.given) = (Some(holder(1)), 4);
+    let ask = |number: u64, epoch: Epoch| Body::Release { number, epoch };
+    let says = |host: &Host| {
+        let release = |it: &Action| matches!(it, Action::Release { .. });
+        host.1.iter().any(release)
+    };
+    let mut host = Host::new(&taken, false);
+    host.hears(ask(5, taken.epoch));
+    assert!(!says(&host), "a record that it has not seen");
+    assert_eq!(*host.0.state(), State::Looking);
+    host.sees(&taken);
+    let other = Epoch {
+        number: 3,
+        nonce: id(5),
+    };
+    host.hears(ask(4, other));
+    assert!(!says(&host), "another epoch");
+    host.hears(ask(4, taken.epoch));
+    assert!(says(&host));
+
+    // Not the drainer, or not replaced by who asks.
+    let mut strange = taken.clone();
+    strange.drainer = Some(holder(2));
+    let mut host = Host::new(&strange, false);
+    host.hears(ask(4, taken.epoch));
+    assert!(!says(&host));
+
+    // What it may have made itself is undecided.
+    let doubt = record(5, 1, &[1]);
+    let remembered = Some((doubt, true));
+    let mut host = Host(Unit::new(id(1), id(2), holder(1), remembered), vec![]);
+    host.sees(&taken);
+    host.hears(ask(4, taken.epoch));
+    assert!(!says(&host));
+}
