@@ -95,8 +95,8 @@ impl Engine {
     }
 
     /// Joins a volume that was attached without proof once more, with the right to write its image,
-    /// after the reply to [`Command::Prove`](crate::event::Command::Prove). One that is refused goes
-    /// on with the files of before. The host calls `apply` with a `Tick` to let guests go on.
+    /// after the reply to [`Command::Prove`](crate::event::Command::Prove). Refused, it goes on
+    /// with the files of before. The host calls `apply` with a `Tick` to let guests go on.
     pub fn attach_proved(
         &mut self,
         now: Time,

@@ -11,11 +11,13 @@ mod cluster;
 mod commit;
 mod copies;
 mod held;
+mod hold;
 mod host;
 mod identity;
 mod images;
 mod lookout;
 mod open;
+mod opened;
 mod places;
 mod rebase;
 mod resize;
@@ -35,7 +37,7 @@ use engine::engine::Report;
 use engine::event::{Admission, Device, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, PeerId, Policy, Uuid};
-pub use held::{Held, Hold, Why};
+pub use hold::{Held, Hold, Why};
 use images::Looks;
 use lookout::Lookout;
 pub use lookout::Noticed;
@@ -134,6 +136,8 @@ pub struct VolumeSettings {
     pub san: Option<SanSettings>,
     /// Whose ledger and journal it has, of a clustered volume that is served here.
     pub epoch: Option<Epoch>,
+    /// Another host may still write its image, so it is served from the log alone.
+    pub unproved: bool,
     /// Peers that its flushes need from the first one on.
     pub counts: Vec<PeerId>,
 }

@@ -39,6 +39,8 @@ pub struct Target {
     pub size_bytes: u64,
     pub block_device: bool,
     pub read_only: bool,
+    /// Another host may write it, so no lock of ours is on it; it is only read.
+    pub unlocked: bool,
     /// `zero` writes real zeroes (cache: a sync into merely allocated blocks costs twice).
     pub zero_by_writing: bool,
     /// Device and inode.
@@ -122,6 +124,7 @@ impl Target {
             size_bytes,
             block_device,
             read_only: !how.write,
+            unlocked: false,
             zero_by_writing: false,
             identity: (meta.dev(), meta.ino()),
             file_system,

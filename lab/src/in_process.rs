@@ -220,6 +220,7 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         exports: Exports::NBD,
         san: None,
         epoch: None,
+        unproved: false,
         counts: Vec::new(),
     }
 }

@@ -667,11 +667,17 @@ impl Unit {
         let owns = newest.owner.as_ref().is_some_and(|it| it.host == from);
         let drainer = newest.drainer();
         let drains = drainer.is_some_and(|it| it.is_same_host(&self.me));
-        let rests = self.rests() && self.doubt.is_none();
-        if owns && drains && newest.epoch == epoch && rests && from != self.me.host {
+        if owns && drains && newest.epoch == epoch && self.has_let_go(newest) {
             let record = newest.clone();
             cx.out.push(Action::Release { record });
         }
+    }
+
+    /// By this record, which is the newest that is known, another host owns the unit, and this one
+    /// makes none.
+    pub fn has_let_go(&self, record: &Record) -> bool {
+        let newest = self.newest.as_ref() == Some(record);
+        newest && !self.is_mine() && self.rests() && self.doubt.is_none()
     }
 
     fn drained(&mut self, cx: &mut Cx<'_>, done: Drained) {

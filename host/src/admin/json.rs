@@ -189,7 +189,7 @@ fn clustered(wanted: u8, unit: &Shown) -> Map<String, Value> {
         "ownership_reason": unit.reason,
         "replication": copies::document(wanted, unit.replication.as_ref()),
         "drain": {
-            "holder": unit.owner,
+            "holder": unit.drainer,
             "epoch": epoch,
             "proof": unit.proof,
         },
@@ -458,12 +458,15 @@ pub fn troubles(view: &View) -> Vec<String> {
     lines.extend(link_troubles(view));
     for volume in view.shown() {
         let name = &volume.name;
+        let unit = view.look.units.get(name).filter(|unit| unit.is_wrong());
+        let wrong = unit.and_then(|unit| unit.reason.as_deref());
         if volume.state == State::Away {
-            let unit = view.look.units.get(name).filter(|unit| unit.is_wrong());
-            let reason = unit.and_then(|unit| unit.reason.as_deref());
-            lines.extend(reason.map(|reason| format!("volume {name} is away: {reason}")));
+            lines.extend(wrong.map(|reason| format!("volume {name} is away: {reason}")));
             continue;
         }
+        let here = unit.is_some_and(|unit| unit.here);
+        let wrong = wrong.filter(|_| here);
+        lines.extend(wrong.map(|reason| format!("volume {name} is not destaged: {reason}")));
         if let Some(held) = view.look.held(name) {
             lines.push(format!("volume {name} is held: {}", held.line(volume)));
             continue;

@@ -387,6 +387,11 @@ pub fn command_error(name: &str, error: CommandError) -> Error {
             Kind::Failed,
             "it was resumed meanwhile, or the log needed its room; try again",
         ),
+        Refusal::Unproved => (
+            Kind::Failed,
+            "start that host, or when it can write no more run `tenuto volume takeover` with \
+             --fenced",
+        ),
         Refusal::OutOfRange | Refusal::ReadOnly => (Kind::Failed, "see `tenuto volume show`"),
     };
     Error::new(kind, format!("volume {name}: {refusal}; {advice}")).about(name)

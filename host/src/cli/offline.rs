@@ -469,6 +469,7 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         exports: Exports::NONE,
         san: None,
         epoch: None,
+        unproved: false,
         counts: Vec::new(),
     }
 }

@@ -188,6 +188,7 @@ impl Volume {
             exports: self.exports,
             san: None,
             epoch: None,
+            unproved: false,
             counts: Vec::new(),
         }
     }

@@ -6,8 +6,8 @@
 //! other's lock. What is opened waits for its turn; an end before that closes it. Nearly all of
 //! the time is spent waiting for storage: syncs of ledgers that are new, servers, other hosts.
 
+use super::opened::{Joining, Opened, open_settled};
 use super::places::Ledgers;
-use super::volumes::{Joining, Opened, open_settled};
 use super::{StartError, VolumeSettings};
 use engine::types::Policy;
 use std::collections::BTreeMap;

@@ -6,8 +6,8 @@
 //! [`crate::unit`].
 
 use super::copies::ByShard;
-use super::held::{Hold, Why};
-use super::volumes::Entry;
+use super::hold::{Hold, Why};
+use super::volumes::{Claim, Entry};
 
 use super::{Daemon, VolumeError, VolumeSettings};
 use crate::shard::control::CommandError;
@@ -132,8 +132,8 @@ impl Daemon {
     fn go_away(&self, settings: &VolumeSettings, waiting: &Waiting) -> Result<(), VolumeError> {
         let name = &settings.name;
         let mut settings = settings.clone();
-        settings.epoch = None;
         settings.counts = Vec::new();
+        (settings.epoch, settings.unproved) = (None, false);
         let hold = Hold::because(Why::Away, format!("volume {name}: is served elsewhere"));
         let held = super::Held { settings, hold };
         self.table().held.insert(name.clone(), held);
@@ -141,13 +141,23 @@ impl Daemon {
         Ok(self.handle.export_away(name, waiting.clone())?)
     }
 
-    /// Serves a volume with the ledger of this epoch, or holds it.
-    fn serve_unit(&self, name: &str, epoch: Epoch, counts: &[PeerId]) -> Result<(), VolumeError> {
+    /// Serves a volume with the ledger of this epoch, or without one while there is no proof, or
+    /// holds it. One that is served without gets its ledger.
+    fn serve_unit(
+        &self,
+        name: &str,
+        epoch: Option<Epoch>,
+        counts: &[PeerId],
+    ) -> Result<(), VolumeError> {
         let claim = self.claim_in_turn(name)?;
+        let unproved = self.entry(name).filter(|it| it.settings.unproved);
+        if let (Some(epoch), Some(entry)) = (epoch, unproved) {
+            return self.prove_claimed(&claim, entry, epoch);
+        }
         let held = self.table().held.get(name).cloned();
         let held = held.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
         let mut settings = held.settings;
-        settings.epoch = Some(epoch);
+        (settings.epoch, settings.unproved) = (epoch, epoch.is_none());
         settings.counts = counts.to_vec();
         if let Some(held) = self.table().held.get_mut(name) {
             held.settings = settings.clone();
@@ -160,6 +170,22 @@ impl Daemon {
         }
         self.greet_those_who_waited(name);
         joined
+    }
+
+    /// There is proof: a volume that is served goes on with ledger and journal of this epoch.
+    fn prove_claimed(
+        &self,
+        claim: &Claim<'_>,
+        entry: Entry,
+        epoch: Epoch,
+    ) -> Result<(), VolumeError> {
+        let mut settings = entry.settings.clone();
+        (settings.epoch, settings.unproved) = (Some(epoch), false);
+        self.prove(&settings)?;
+        let mut entry = entry;
+        entry.settings = settings;
+        self.table().entries.insert(claim.name.clone(), entry);
+        Ok(())
     }
 
     /// Front ends that came while it was away are served, or closed.
@@ -232,7 +258,8 @@ impl Daemon {
     /// Whether the unit of a volume says that this host serves it, where it has one.
     pub(super) fn may_serve(&self, settings: &VolumeSettings) -> bool {
         let shown = || self.units_shown().remove(&settings.name);
-        settings.epoch.is_none() || shown().is_some_and(|unit| unit.here)
+        let clustered = settings.epoch.is_some() || settings.unproved;
+        !clustered || shown().is_some_and(|unit| unit.here)
     }
 
     /// Other settings for a volume that is away, in effect when it is served next.
@@ -331,7 +358,7 @@ impl Daemon {
 }
 
 impl Volumes for ByUnits {
-    fn serve(&self, name: &str, epoch: Epoch, counts: &[PeerId]) -> Result<(), String> {
+    fn serve(&self, name: &str, epoch: Option<Epoch>, counts: &[PeerId]) -> Result<(), String> {
         let stopped = || "the daemon is stopping".to_owned();
         let daemon = self.0.upgrade().ok_or_else(stopped)?;
         let served = daemon.serve_unit(name, epoch, counts);

@@ -7,7 +7,8 @@
 //! cannot be had back is held, with its overlay in the log. Deliberately absent: how the image
 //! becomes what the overlay says; see the engine.
 
-use super::volumes::{Entry, Joining};
+use super::opened::Joining;
+use super::volumes::Entry;
 use super::{Daemon, Hold, VolumeError, Why};
 use crate::lock;
 use crate::origin::Place;

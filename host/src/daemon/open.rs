@@ -200,6 +200,7 @@ fn orphan(volume: VolumeSnapshot) -> VolumeSettings {
         exports: super::Exports::NONE,
         san: None,
         epoch: None,
+        unproved: false,
         counts: Vec::new(),
     }
 }

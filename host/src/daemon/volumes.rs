@@ -4,25 +4,21 @@
 //! join, export. Always true: an origin is written by nobody before its lock is held and its
 //! ledger has been read; a volume that did not join leaves nothing behind.
 
-use super::held::{Held, Hold, refused};
-use super::places::Ledgers;
-use super::{Daemon, Exports, StartError, VolumeError, VolumeSettings, host, identity, open};
+use super::hold::{Held, Hold, refused};
+use super::opened::{Joining, Opened, described, open_settled, spec, tuning};
+use super::{Daemon, Exports, StartError, VolumeError, VolumeSettings};
 use crate::config::share;
 use crate::fault::{Fault, FileId, Kind};
-use crate::files::Files;
 use crate::lock::Patience;
-use crate::origin::file::{self, Access, OpenVolume};
 use crate::origin::mapped::ImageShown;
-use crate::origin::san::Params;
 use crate::shard::control::{
     Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
 };
 use crate::shard::guest::kept;
 use crate::waiting::Waiting;
-use engine::engine::{OpenError, Otherwise, Settled, inspect_origin};
-use engine::event::{Command, Device, Tuning, VolumeSpec};
-use engine::origin::Map;
-use engine::types::{DestageMode, Policy, Uuid, VolumeId};
+use engine::engine::OpenError;
+use engine::event::Command;
+use engine::types::{Policy, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::MutexGuard;
@@ -59,35 +55,6 @@ impl Table {
             members.remove(name);
             !members.is_empty()
         });
-    }
-}
-
-/// Why a volume joins, where that is not to serve guests as its settings say.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Joining {
-    /// Only to be destaged; nobody is shown it.
-    pub(super) orphan: bool,
-    /// What the ledger says is dirty elsewhere is given up.
-    pub(super) accept_loss: bool,
-    /// What was in a stage that is gone is given up.
-    pub(super) without_stage: bool,
-    /// Only to be committed: alone, and with its image open for writing.
-    pub(super) commit: bool,
-    /// Its image was changed by us just now.
-    pub(super) renewed: bool,
-    /// What the log has of it goes to the image that is there, whichever that is.
-    pub(super) overwrite: bool,
-    /// A pending journal is finished before the volume is served.
-    pub(super) journal_first: bool,
-}
-
-impl Joining {
-    fn otherwise(self) -> Otherwise {
-        match (self.overwrite, self.accept_loss) {
-            (true, _) => Otherwise::KeepLog,
-            (false, true) => Otherwise::KeepImage,
-            (false, false) => Otherwise::Refuse,
-        }
     }
 }
 
@@ -270,8 +237,9 @@ impl Daemon {
             return Err(error);
         }
         let watched = self.watch(&entry);
-        if let Some(units) = self.units().filter(|_| entry.settings.epoch.is_some()) {
-            units.served(&claim.name);
+        let proved = entry.settings.epoch.is_some();
+        if let Some(units) = self.units().filter(|_| proved || entry.settings.unproved) {
+            units.served(&claim.name, proved);
         }
         let mut table = self.table();
         table.held.remove(&claim.name);
@@ -400,35 +368,12 @@ impl Daemon {
     ) -> Result<Entry, VolumeError> {
         let name = settings.name.clone();
         let opened = opened.unwrap_or_else(|| open_settled(&settings, &self.ledgers, joining));
-        let (files, mut settled) = opened.map_err(|error| self.name_owner(error))?;
-        let id = self.handle.place(&name)?;
-        let ledger = settled.ledger.clone();
-        let stat = files.ledger.as_ref().and_then(|ledger| ledger.stat().ok());
-        if joining.accept_loss {
-            settled.accept_loss();
-        }
-        settled.without_stage = joining.without_stage;
-        let size_bytes = files.size_bytes();
-        let export = Export {
-            volume: id,
-            size_bytes,
-            read_only: settings.read_only,
-            shared: settings.shared,
-            description: format!("{} volume", settings.policy.name()),
-        };
+        let (attach, image) = self.attachment(&settings, joining, opened)?;
+        let (id, size_bytes) = (attach.id, attach.files.size_bytes());
+        let ledger = attach.settled.ledger.clone();
+        let beside = attach.files.ledger.as_ref();
+        let stat = beside.and_then(|ledger| ledger.stat().ok());
         let shown = !joining.orphan && !joining.commit;
-        let by_nbd = shown && settings.exports.nbd;
-        let (image, chain, map) = described(&files)?;
-        let members = self.group_members(&settings);
-        let attach = Attach {
-            id,
-            spec: spec(&settings, &files, &chain, joining, members),
-            map,
-            files,
-            settled,
-            exports: by_nbd.then(|| (name.clone(), export)).into_iter().collect(),
-            counts: settings.counts.clone(),
-        };
         match self.handle.attach(attach) {
             Ok(()) => {
                 let entry = Entry {
@@ -458,7 +403,69 @@ impl Daemon {
                 }
                 Err(error)
             }
+            Err(AttachError::Refused(_)) => Err(VolumeError::Origin(format!(
+                "volume {name}: something else is being done with it"
+            ))),
             Err(AttachError::Stopped(stopped)) => Err(stopped.into()),
+        }
+    }
+
+    /// What the shard gets of a volume that joins, and what is told of its image.
+    fn attachment(
+        &self,
+        settings: &VolumeSettings,
+        joining: Joining,
+        opened: Opened,
+    ) -> Result<(Attach, Option<ImageShown>), VolumeError> {
+        let name = &settings.name;
+        let (files, mut settled) = opened.map_err(|error| self.name_owner(error))?;
+        let id = self.handle.place(name)?;
+        if joining.accept_loss {
+            settled.accept_loss();
+        }
+        settled.without_stage = joining.without_stage;
+        let export = Export {
+            volume: id,
+            size_bytes: files.size_bytes(),
+            read_only: settings.read_only,
+            shared: settings.shared,
+            description: format!("{} volume", settings.policy.name()),
+        };
+        let shown = !joining.orphan && !joining.commit;
+        let by_nbd = shown && settings.exports.nbd;
+        let (image, chain, map) = described(&files)?;
+        let members = self.group_members(settings);
+        let attach = Attach {
+            id,
+            spec: spec(settings, &files, &chain, joining, members),
+            map,
+            files,
+            settled,
+            exports: by_nbd.then(|| (name.clone(), export)).into_iter().collect(),
+            counts: settings.counts.clone(),
+        };
+        Ok((attach, image))
+    }
+
+    /// Gives a volume that was served without proof the files that it may write.
+    pub(super) fn prove(&self, settings: &VolumeSettings) -> Result<(), VolumeError> {
+        let mut joining = Joining::default();
+        loop {
+            let opened = open_settled(settings, &self.ledgers, joining);
+            let (attach, _) = self.attachment(settings, joining, opened)?;
+            match self.handle.prove(attach) {
+                Ok(()) => return Ok(()),
+                Err(AttachError::Open(OpenError::JournalFirst)) if !joining.journal_first => {
+                    joining.journal_first = true;
+                }
+                Err(AttachError::Open(error)) => return Err(refused(&settings.name, error, false)),
+                Err(AttachError::Refused(refusal)) => {
+                    let name = settings.name.clone();
+                    let error = refusal.into();
+                    return Err(VolumeError::Command { name, error });
+                }
+                Err(AttachError::Stopped(stopped)) => return Err(stopped.into()),
+            }
         }
     }
 
@@ -719,236 +726,6 @@ impl Daemon {
         table.leave_group(name);
         table.entries.remove(name);
         Ok(())
-    }
-}
-
-/// The files of a volume, locked, and what its ledger says.
-pub(super) type Opened = Result<(OpenVolume, Settled), VolumeError>;
-
-/// The number of a volume among files that hold no other.
-const ALONE: VolumeId = VolumeId(0);
-
-/// Locks the files of a volume and finishes what its journal says, unless the log may have that as
-/// well; a reader of the image does it as its writer first.
-pub(super) fn open_settled(
-    settings: &VolumeSettings,
-    ledgers: &Ledgers,
-    joining: Joining,
-) -> Opened {
-    let mut joining = joining;
-    let reader = settings.read_only || settings.policy == Policy::Ephemeral;
-    if !reader || joining.commit {
-        return open_origin(settings, ledgers, Access::Write, joining);
-    }
-    joining.journal_first = true;
-    match open_origin(settings, ledgers, Access::Read, joining) {
-        Err(VolumeError::Unfinished(why)) => {
-            tracing::info!("{why}; finishing it");
-            let (files, _) = open_origin(settings, ledgers, Access::Bytes, joining)?;
-            files.close();
-            open_origin(settings, ledgers, Access::Read, joining)
-        }
-        Ok((files, _)) if files.is_guarded() => {
-            // A commit was cut short before it was decided: only other programs mind.
-            files.close();
-            let cleared = open_origin(settings, ledgers, Access::Bytes, joining);
-            match cleared {
-                Ok((files, _)) => files.close(),
-                Err(error) => tracing::warn!("{error}; the guard of its image stays"),
-            }
-            open_origin(settings, ledgers, Access::Read, joining)
-        }
-        opened => opened,
-    }
-}
-
-fn open_origin(
-    settings: &VolumeSettings,
-    ledgers: &Ledgers,
-    access: Access,
-    joining: Joining,
-) -> Opened {
-    let reader = access == Access::Read;
-    if !reader && settings.journal_dir.is_none() {
-        ledgers.make().map_err(|error| {
-            let (name, path) = (&settings.name, ledgers.place.display());
-            VolumeError::Origin(format!("volume {name}: cannot make {path}: {error}"))
-        })?;
-    }
-    let request = file::Request {
-        path: settings.origin.clone(),
-        access,
-        format: settings.format,
-        allow: ledgers.images.allow(&settings.origin),
-        journal_place: settings.journal_dir.clone(),
-        ledger_place: Some(ledgers.place.clone()),
-        quiet: settings.origin_quiet,
-        create: false,
-        keeps_end: joining.commit,
-        epoch: settings.epoch,
-    };
-    let mut progress = |waiting: &str| tracing::info!("{waiting}");
-    let mut patience = Patience {
-        wait: open::LATE_WRITES_WAIT,
-        progress: &mut progress,
-    };
-    let opened = file::open(&request, &mut patience)?;
-    let journal = opened.journal_path.is_some();
-    let first = joining.journal_first || opened.has_torn_header(&request);
-    let mut files = Files::without_cache();
-    files.insert_volume(ALONE, opened);
-    if reader {
-        refuse_unfinished(&mut files, &settings.name)?;
-    }
-    let cache = (!first).then_some(ledgers.cache);
-    let mut settled = files
-        .settle(ALONE, joining.otherwise(), cache, &mut patience)
-        .map_err(|error| refused(&settings.name, error, true))?;
-    let mut opened = files.remove_volume(ALONE).expect("was just inserted");
-    open_below(&mut opened, settings, &request, &mut settled, &mut patience)?;
-    files.insert_volume(ALONE, opened);
-    let owned = matches!(settings.policy, Policy::WriteBack | Policy::Ephemeral);
-    if owned && !reader && (journal || settings.policy == Policy::WriteBack) {
-        let beside = [Device::Ledger(ALONE), Device::Journal(ALONE)];
-        for device in beside.into_iter().take(if journal { 2 } else { 1 }) {
-            files.ensure(device).map_err(|_| {
-                let (name, origin) = (&settings.name, settings.origin.display());
-                VolumeError::Origin(format!(
-                    "volume {name}: cannot make a ledger and a journal beside {origin}; name a \
-                     place with `journal`"
-                ))
-            })?;
-        }
-    }
-    let mut opened = files.remove_volume(ALONE).expect("was just inserted");
-    opened.san = settings.san.map(|san| Params {
-        latency_ns: san.latency.as_nanos() as u64,
-        iops: u64::from(san.iops.unwrap_or(0)),
-        bytes_per_second: san.bandwidth_bytes.unwrap_or(0),
-        ..Params::default()
-    });
-    Ok((opened, settled))
-}
-
-fn unread_below(settings: &VolumeSettings) -> VolumeError {
-    let (name, image) = (&settings.name, settings.origin.display());
-    VolumeError::Origin(format!(
-        "volume {name}: the files below {image} cannot be looked at; try again when their storage \
-         answers"
-    ))
-}
-
-/// Opens the files below an image that is written, when what was pending beside it is settled. They
-/// were not open when its first file was looked at.
-fn open_below(
-    files: &mut OpenVolume,
-    settings: &VolumeSettings,
-    request: &file::Request,
-    settled: &mut Settled,
-    patience: &mut Patience,
-) -> Result<(), VolumeError> {
-    if !settled.journal_left && request.access != Access::Read {
-        files.clear_guard()?;
-    }
-    files.open_below(request, !settled.journal_left, patience)?;
-    let written = files.mapped.as_ref().filter(|mapped| mapped.is_written());
-    if let Some(mapped) = files
-        .mapped
-        .as_ref()
-        .filter(|_| settings.policy == Policy::Ephemeral)
-    {
-        let stat = match written {
-            Some(_) => mapped.stat_to_read(),
-            None => mapped.stat_to_write(),
-        };
-        settled.image_otherwise = stat.ok().and_then(|stat| stat.image);
-    }
-    if let Some(image) = &mut settled.image {
-        // Without it a file below that was changed later would look as it was.
-        let below = written.map(|mapped| mapped.print_below()).transpose();
-        image.below = below.map_err(|_| unread_below(settings))?.unwrap_or(0);
-    }
-    Ok(())
-}
-
-/// A journal that was left in the middle is no reader's to finish.
-fn refuse_unfinished(files: &mut Files, name: &str) -> Result<(), VolumeError> {
-    let info = inspect_origin(files, ALONE).map_err(|error| refused(name, error, true))?;
-    match info.is_some_and(|info| matches!(info.journal, Some(Ok(_)))) {
-        false => Ok(()),
-        true => Err(VolumeError::Unfinished(format!(
-            "volume {name}: the journal of its image is not finished"
-        ))),
-    }
-}
-
-fn spec(
-    settings: &VolumeSettings,
-    files: &OpenVolume,
-    chain: &[Uuid],
-    joining: Joining,
-    group_members: u32,
-) -> VolumeSpec {
-    // The times of an image that was written a moment ago may say nothing.
-    let identity = || match chain.first() {
-        _ if joining.renewed => Some(host::fresh()),
-        Some(top) => Some(*top),
-        None => identity::of(files),
-    };
-    VolumeSpec {
-        name: settings.name.clone(),
-        origin: files.origin.name(),
-        new_uuid: host::fresh(),
-        policy: settings.policy,
-        size_bytes: files.size_bytes(),
-        read_only: settings.read_only,
-        base_layer: files.origin.read_only().then(identity).flatten(),
-        journal_possible: files.journal.is_some(),
-        commit: joining.commit,
-        storage: identity::storage(&settings.origin, files),
-        group: settings.group.clone(),
-        tuning: Tuning {
-            // A commit is whole or not at all, however the volume would be destaged.
-            destage: match joining.commit {
-                true => DestageMode::Atomic,
-                false => settings.destage,
-            },
-            ..tuning(settings, group_members)
-        },
-    }
-}
-
-/// Of an image that is not raw: what is told of it, the names of its files, and how its bytes are
-/// found.
-fn described(files: &OpenVolume) -> Result<Described, Fault> {
-    let Some(mapped) = &files.mapped else {
-        return Ok((None, Vec::new(), None));
-    };
-    let chain = identity::of_chain(mapped);
-    let (tables, layers) = identity::names(mapped, &chain);
-    let map = mapped.map(tables, layers)?;
-    Ok((Some(mapped.shown()), chain, Some(map)))
-}
-
-type Described = (Option<ImageShown>, Vec<Uuid>, Option<Box<dyn Map>>);
-
-fn tuning(settings: &VolumeSettings, group_members: u32) -> Tuning {
-    Tuning {
-        write_cache: settings.write_cache,
-        destage_after_ms: settings.destage_after.map(|age| age.as_millis() as u64),
-        destage: settings.destage,
-        dirty_limit_bytes: settings.dirty_limit_bytes,
-        flow: settings.flow,
-        origin_queue_depth: settings.origin_queue_depth,
-        admission: settings.admission,
-        origin_timeout_ms: settings
-            .origin_timeout
-            .map(|limit| limit.as_millis() as u64),
-        overlay_timeout_ms: settings.overlay_timeout.as_millis() as u64,
-        overlay_ram_bytes: settings.overlay_ram_bytes,
-        reset_on: settings.reset_on,
-        share: settings.share,
-        group_members,
     }
 }
 

@@ -3,7 +3,9 @@
 //! Always true: every description that is written here carries an exclusive `flock`, so late
 //! writes of a killed daemon have landed before anything is read (rule 5.2.1); while it is open
 //! the image carries QEMU's image locks, so that no QEMU writes to it, and reads only where it
-//! was told to share (rule 9). Deliberately absent: what ledger and journal mean.
+//! was told to share (rule 9). An image that another host of a cluster may still write is read
+//! without a lock, and only by who has all that is not final in it.
+//! Deliberately absent: what ledger and journal mean.
 
 use crate::cachedev::{refuse_used_device, sync_directory};
 use crate::fault::{Fault, Kind};
@@ -44,6 +46,16 @@ pub enum Access {
     Bytes,
     /// One of several readers.
     Read,
+    /// A reader while another host may write it: a raw image alone, without what lies beside it,
+    /// and without a lock, which a host that is gone may hold for ever.
+    Unlocked,
+}
+
+impl Access {
+    /// Nothing is written.
+    fn reads(self) -> bool {
+        matches!(self, Access::Read | Access::Unlocked)
+    }
 }
 
 /// How to open an image.
@@ -150,7 +162,7 @@ pub struct OpenVolume {
 
 pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fault> {
     assert!(
-        !request.create || request.access != Access::Read,
+        !request.create || !request.access.reads(),
         "a reader creates nothing"
     );
     match Place::parse(&request.path) {
@@ -162,6 +174,9 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     // Two names of one image must find one ledger.
     let path = fs::canonicalize(&request.path);
     let path = path.map_err(|error| Fault::io(&name, "open it", error))?;
+    if request.access == Access::Unlocked {
+        return open_unlocked(&path, &name, request, patience);
+    }
     let device = fs::metadata(&path).is_ok_and(|meta| meta.file_type().is_block_device());
     let (ledger_path, journal_path) = side_paths(request, &path, device)?;
     let (ledger_path, journal_path) = match of_cluster(request, &path, ledger_path.as_deref())? {
@@ -186,7 +201,7 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     }
     let mapped = match request.access {
         Access::Read => mapped::open(&request.path, request.format, request.places(), patience)?,
-        Access::Write | Access::Bytes => None,
+        Access::Write | Access::Bytes | Access::Unlocked => None,
     };
     let origin = match &mapped {
         Some(mapped) => mapped.top().clone(),
@@ -214,6 +229,26 @@ pub fn open(request: &Request, patience: &mut Patience) -> Result<OpenVolume, Fa
     Ok(volume)
 }
 
+/// What lies beside it is not looked at: its writer may be at it.
+fn open_unlocked(
+    path: &Path,
+    name: &str,
+    request: &Request,
+    patience: &mut Patience,
+) -> Result<OpenVolume, Fault> {
+    let image = open_image(path, name, request, patience)?;
+    Ok(OpenVolume {
+        origin: Origin::File(Arc::new(image)),
+        mapped: None,
+        below: 0,
+        ledger: None,
+        journal: None,
+        ledger_path: None,
+        journal_path: None,
+        san: None,
+    })
+}
+
 /// The epoch of an image of a cluster, for one who was not asked to serve it, and reads.
 fn of_cluster(
     request: &Request,
@@ -226,7 +261,7 @@ fn of_cluster(
     };
     match request.access {
         Access::Read => pointer::epoch(&pointer, ledger),
-        Access::Write | Access::Bytes => Err(pointer::refuse(path)),
+        Access::Write | Access::Bytes | Access::Unlocked => Err(pointer::refuse(path)),
     }
 }
 
@@ -350,7 +385,7 @@ impl OpenVolume {
         let kept = match request.access {
             Access::Write => request.keeps_end || ledger.is_some_and(is_pending),
             Access::Bytes => true,
-            Access::Read => false,
+            Access::Read | Access::Unlocked => false,
         };
         let Origin::File(origin) = &mut self.origin else {
             return Ok(());
@@ -574,7 +609,7 @@ fn open_image(
     request: &Request,
     patience: &mut Patience,
 ) -> Result<Target, Fault> {
-    let write = request.access != Access::Read;
+    let write = !request.access.reads();
     let mode = if write { Mode::Exclusive } else { Mode::Shared };
     if write {
         refuse_used_device(path, name)?;
@@ -586,12 +621,15 @@ fn open_image(
     let mut target = Target::open(path, how).map_err(|e| Fault::io(name, "open it", e))?;
     target.lasts = !sys::forgets_inodes(&target.file);
     target.named = std::path::absolute(&request.path).ok();
+    target.unlocked = request.access == Access::Unlocked;
     // On NFS a shared flock is a lock on all bytes, which would keep every other reader from
     // looking whether someone writes. There a reader's image locks alone keep writers away.
-    if write || !sys::is_nfs(&target.file) {
+    if write || !target.unlocked && !sys::is_nfs(&target.file) {
         lock::acquire(&target.file, name, mode, patience)?;
     }
-    lock::acquire_image(&target.file, name, mode, patience)?;
+    if !target.unlocked {
+        lock::acquire_image(&target.file, name, mode, patience)?;
+    }
     if !still_named(&target, path) {
         let message = format!("{name}: was replaced while it was opened; try again");
         return Err(Fault::new(Kind::InUse, message));
@@ -631,7 +669,7 @@ fn open_image(
 fn format_of(request: &Request) -> Format {
     match request.access {
         Access::Bytes => Format::Auto,
-        Access::Read | Access::Write => request.format,
+        Access::Read | Access::Write | Access::Unlocked => request.format,
     }
 }
 

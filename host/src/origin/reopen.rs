@@ -25,6 +25,7 @@ struct Was {
     named: Option<PathBuf>,
     known: Image,
     read_only: bool,
+    unlocked: bool,
     direct: bool,
     lasts: bool,
     image: bool,
@@ -109,6 +110,7 @@ impl Was {
             named: target.named.clone(),
             known: known_by(target, image),
             read_only: target.read_only,
+            unlocked: target.unlocked,
             direct: target.direct,
             lasts: target.lasts,
             image,
@@ -131,10 +133,11 @@ impl Was {
         };
         let mut patience = Patience::none();
         // As when it was opened first.
-        if !self.read_only || !sys::is_nfs(&target.file) {
+        target.unlocked = self.unlocked;
+        if !self.unlocked && (!self.read_only || !sys::is_nfs(&target.file)) {
             lock::acquire(&target.file, &name, mode, &mut patience).map_err(away)?;
         }
-        if self.image {
+        if self.image && !self.unlocked {
             lock::acquire_image(&target.file, &name, mode, &mut patience).map_err(away)?;
         }
         let found = known_by(&target, self.image);

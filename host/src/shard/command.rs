@@ -5,7 +5,8 @@
 //! go only after the engine has said that nothing touches them any more.
 
 use super::control::{
-    Answer, Attach, Exchange, ExportAs, HostCounters, HostSnapshot, Request, VolumeClients,
+    Answer, Attach, AttachError, Exchange, ExportAs, HostCounters, HostSnapshot, Request,
+    VolumeClients,
 };
 use super::{Alarm, Decide, Shard, Volume};
 use crate::buffer::POOL_BYTES_DEFAULT;
@@ -28,10 +29,12 @@ const STOP_MILLIS_MAX: u64 = 5_000;
 const CONTROL: ConnectionId = ConnectionId(u32::MAX);
 
 /// Who waits for the reply to a command.
-pub(super) enum Waiter {
+pub(super) enum Waiter<S> {
     Handle(Command, Answer<Result<(), Refusal>>),
     /// A new image, which takes the place of the one that is empty by then.
     Exchange(Box<Exchange>, Answer<Result<(), Refusal>>),
+    /// The files of a volume that may be written, in the place of those that were only read.
+    Prove(Box<Attach<S>>, Answer<Result<(), AttachError>>),
     /// Clients of a volume that is made ready for them.
     Arrival(VolumeId),
     Nobody,
@@ -39,18 +42,27 @@ pub(super) enum Waiter {
 }
 
 /// Commands that the engine has not replied to.
-#[derive(Default)]
-pub(super) struct Commands {
-    waiters: BTreeMap<u32, Waiter>,
+pub(super) struct Commands<S> {
+    waiters: BTreeMap<u32, Waiter<S>>,
     next: u32,
 }
 
-impl Commands {
-    pub fn owns(request: RequestId) -> bool {
-        request.connection == CONTROL
+impl<S> Default for Commands<S> {
+    fn default() -> Self {
+        Commands {
+            waiters: BTreeMap::new(),
+            next: 0,
+        }
     }
+}
 
-    pub(super) fn enter(&mut self, waiter: Waiter) -> RequestId {
+/// Whether the engine was ordered this by a command.
+pub(super) fn is_ours(request: RequestId) -> bool {
+    request.connection == CONTROL
+}
+
+impl<S> Commands<S> {
+    pub(super) fn enter(&mut self, waiter: Waiter<S>) -> RequestId {
         while self.waiters.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
         }
@@ -94,6 +106,7 @@ impl<E: Decide> Shard<E> {
             }
             Request::Command(command, answer) => self.begin_command(command, answer),
             Request::Exchange(exchange, answer) => self.begin_exchange(exchange, answer),
+            Request::Prove(attach, answer) => self.begin_proof(attach, answer),
             Request::FindImage(volume, answer) => {
                 let files = self.files.volume(volume);
                 let _ = answer.send(files.and_then(|files| files.mapped.clone()));
@@ -152,6 +165,22 @@ impl<E: Decide> Shard<E> {
         let volume = exchange.id;
         let request = self.commands.enter(Waiter::Exchange(exchange, answer));
         let command = Command::Empty { volume };
+        self.feed(Event::Admin { request, command });
+    }
+
+    fn begin_proof(
+        &mut self,
+        attach: Box<Attach<E::Settled>>,
+        answer: Answer<Result<(), AttachError>>,
+    ) {
+        let volume = attach.id;
+        if self.files.volume(volume).is_none() {
+            // They are being opened again, or the volume is gone.
+            let _ = answer.send(Err(Refusal::Busy.into()));
+            return;
+        }
+        let request = self.commands.enter(Waiter::Prove(attach, answer));
+        let command = Command::Prove { volume };
         self.feed(Event::Admin { request, command });
     }
 
@@ -281,6 +310,13 @@ impl<E: Decide> Shard<E> {
                 let done = result.and_then(|()| self.exchange(*exchange));
                 let _ = answer.send(done);
             }
+            Waiter::Prove(attach, answer) => {
+                let done = match result {
+                    Ok(()) => self.attach_proved(*attach),
+                    Err(refusal) => Err(refusal.into()),
+                };
+                let _ = answer.send(done);
+            }
             Waiter::Arrival(volume) => self.arrived(volume, result.is_ok()),
             Waiter::Nobody => {}
             Waiter::Stop => self.parked(result),
@@ -305,6 +341,39 @@ impl<E: Decide> Shard<E> {
             .exchange(self.now, id, exchanged, &mut self.memory);
         self.feed(Event::Tick);
         Ok(())
+    }
+
+    /// Nothing is under way on the files that were only read.
+    fn attach_proved(&mut self, attach: Attach<E::Settled>) -> Result<(), AttachError> {
+        let Attach {
+            id,
+            spec,
+            files,
+            settled,
+            ..
+        } = attach;
+        let besides = beside(&files);
+        self.reopens.forget(id);
+        let read = self.files.remove_volume(id);
+        self.files.insert_volume(id, files);
+        let proved = (spec, settled);
+        let done = self
+            .engine
+            .attach_proved(self.now, id, proved, &mut self.memory);
+        match (&done, read) {
+            (Err(_), Some(read)) => {
+                self.files.remove_volume(id);
+                self.files.insert_volume(id, read);
+            }
+            (Ok(()), _) => {
+                if let Some(volume) = self.volumes.get_mut(&id) {
+                    volume.beside = besides;
+                }
+            }
+            _ => {}
+        }
+        self.feed(Event::Tick);
+        Ok(done?)
     }
 
     pub(super) fn clients(&self, volume: VolumeId) -> u64 {

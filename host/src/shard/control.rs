@@ -54,6 +54,8 @@ pub enum AttachError {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(transparent)]
     Stopped(#[from] Stopped),
 }
 
@@ -204,6 +206,7 @@ pub(super) enum Request<S> {
     Attach(Box<Attach<S>>, Answer<Result<(), OpenError>>),
     Command(Command, Answer<Result<(), Refusal>>),
     Exchange(Box<Exchange>, Answer<Result<(), Refusal>>),
+    Prove(Box<Attach<S>>, Answer<Result<(), AttachError>>),
     FindImage(VolumeId, Answer<Option<Arc<Mapped>>>),
     FindSides(VolumeId, Answer<Option<Sides>>),
     TakeSides(VolumeId, Box<Sides>, Answer<()>),
@@ -291,6 +294,12 @@ impl<S> Handle<S> {
     /// Joins a volume. Its exports appear when this returns.
     pub fn attach(&self, attach: Attach<S>) -> Result<(), AttachError> {
         Ok(self.ask(|answer| Request::Attach(Box::new(attach), answer))??)
+    }
+
+    /// Joins a volume that was attached without proof once more, with files that it may write. Its
+    /// guest waits meanwhile. One that is refused goes on as before.
+    pub fn prove(&self, attach: Attach<S>) -> Result<(), AttachError> {
+        self.ask(|answer| Request::Prove(Box::new(attach), answer))?
     }
 
     /// Runs a command and waits for its reply, which for `Destage` can take as long as the

@@ -95,6 +95,14 @@ pub trait Decide: Send + 'static {
         exchanged: (Box<dyn Map>, Image),
         memory: &mut dyn Memory,
     );
+    /// The files of a volume that was attached without proof are open to be written.
+    fn attach_proved(
+        &mut self,
+        now: Time,
+        id: VolumeId,
+        attached: (VolumeSpec, Self::Settled),
+        memory: &mut dyn Memory,
+    ) -> Result<(), OpenError>;
     fn poll_action(&mut self) -> Option<Action>;
     fn next_deadline(&self) -> Option<Time>;
     /// The policy in effect; `None` of a volume that is not there.
@@ -135,6 +143,16 @@ impl Decide for Engine {
             Some(map) => Engine::attach_mapped(self, id, spec, settled, map),
             None => Engine::attach(self, now, id, spec, settled),
         }
+    }
+
+    fn attach_proved(
+        &mut self,
+        now: Time,
+        id: VolumeId,
+        (spec, settled): (VolumeSpec, Settled),
+        memory: &mut dyn Memory,
+    ) -> Result<(), OpenError> {
+        Engine::attach_proved(self, now, id, spec, settled, memory)
     }
 
     fn apply(&mut self, now: Time, event: Event, memory: &mut dyn Memory) {
@@ -315,7 +333,7 @@ struct Shard<E: Decide> {
     spin: Spin,
     counters: HostCounters,
     control: Requests<E::Settled>,
-    commands: Commands,
+    commands: Commands<E::Settled>,
     copies: Copies,
     stopping: Option<Stopping>,
     waker: Arc<Waker>,
@@ -631,7 +649,7 @@ impl<E: Decide> Shard<E> {
                 self.feed(event);
             } else if let Some((request, result)) = self.replies.pop_front() {
                 match guest::slot_of(request.connection) {
-                    _ if Commands::owns(request) => self.finish_command(request, result),
+                    _ if command::is_ours(request) => self.finish_command(request, result),
                     _ if Copies::owns(request) => self.finish_batch(request, result),
                     Some(slot) => self.guest_reply(slot, request, result),
                     None => self.take_reply(request, result),

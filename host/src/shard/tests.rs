@@ -129,6 +129,16 @@ impl Decide for PassThrough {
         Ok(())
     }
 
+    fn attach_proved(
+        &mut self,
+        _: Time,
+        _: VolumeId,
+        _: (VolumeSpec, ()),
+        _: &mut dyn Memory,
+    ) -> Result<(), OpenError> {
+        Ok(())
+    }
+
     fn has_allocated(&self, _: VolumeId) -> bool {
         false
     }

@@ -7,7 +7,9 @@
 //! was the newest when it was called. Deliberately absent: what the program does.
 
 use super::{Entry, Event, Input, Manager, State};
+use engine::types::Uuid;
 use node::record::{Holder, Record};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -36,31 +38,44 @@ pub(super) struct Fencing {
 impl Entry {
     /// The record whose drainer is to be fenced now. One that is taken over already may wait for
     /// that only; a host does not fence itself.
-    fn silent_record(&mut self, me: &Holder) -> Option<Record> {
+    fn silent_record(&mut self, me: &Holder, links: &BTreeSet<Uuid>) -> Option<Record> {
         let (_, unit) = self.unit.as_ref()?;
         let set = self.owning.as_ref().and_then(|it| it.set());
         let taken = set.filter(|set| !set.may_drain());
         if *unit.state() != State::Proof && taken.is_none() {
             // Another look is under way each second.
-            if !matches!(unit.state(), State::Looking) {
-                self.fencing = Fencing::default();
+            if !matches!(unit.state(), State::Looking | State::Lent) {
+                let running = self.fencing.running;
+                self.fencing = Fencing {
+                    running,
+                    ..Fencing::default()
+                };
             }
             return None;
         }
         let taken = taken.map(|set| set.record().clone());
         let record = taken.or(unit.newest().cloned())?;
-        if record.drainer().is_none_or(|it| it.host == me.host) {
+        let drainer = record.drainer().map(|it| it.host);
+        if drainer.is_none_or(|host| host == me.host || links.contains(&host)) {
+            // One that is heard says by itself that it writes no more.
+            self.fencing.silent = None;
             return None;
         }
         let fencing = &mut self.fencing;
         let silent = fencing.silent.get_or_insert_with(Instant::now).elapsed();
         let lately = fencing.called.is_some_and(|it| it.elapsed() < AGAIN);
-        let least = match record.has_copies_elsewhere() {
+        let least = match has_all_else(&record, me) {
             true => SILENCE_MIN_COPIES,
             false => SILENCE_MIN,
         };
         (silent >= least && !lately && !fencing.running).then_some(record)
     }
+}
+
+/// What the drainer may have not destaged, others have as well.
+fn has_all_else(record: &Record, me: &Holder) -> bool {
+    let taken = record.owner.as_ref().is_some_and(|it| it.host == me.host);
+    taken || record.has_copies_elsewhere()
 }
 
 impl Manager {
@@ -70,18 +85,18 @@ impl Manager {
             return;
         };
         for (name, entry) in &mut self.entries {
-            let Some(record) = entry.silent_record(&self.member.me) else {
+            let Some(record) = entry.silent_record(&self.member.me, &self.links) else {
                 continue;
             };
             let Some((sides, _)) = entry.place.clone() else {
                 continue;
             };
+            let alone = !has_all_else(&record, &self.member.me);
             let fencing = &mut entry.fencing;
             (fencing.called, fencing.running) = (Some(Instant::now()), true);
             let (name, inputs, program) = (name.clone(), self.inputs.clone(), program.clone());
             self.workers.run(move |_| {
                 // What it has not destaged is at its copies, or lost.
-                let alone = !record.has_copies_elsewhere();
                 let owner = record.drainer().map(|it| it.name.clone());
                 let owner = owner.unwrap_or_default();
                 let fenced = match alone && sides.owes(record.epoch) {

@@ -108,6 +108,7 @@ impl Manager {
                 }
             }),
             Action::Serve { record } => self.queue(name, Job::Serve(Box::new(record), Vec::new())),
+            Action::Release { record } => self.release_to(name, record),
             Action::Lend { record } => self.begin_taking(name, record),
             Action::Drain => self.queue(name, Job::LetGo),
             Action::Stop => {
@@ -141,11 +142,22 @@ impl Manager {
         let work = move || {
             match job {
                 Job::Serve(record, counts) => {
-                    let served = volumes.serve(&owned, record.epoch, &counts);
+                    let served = volumes.serve(&owned, Some(record.epoch), &counts);
                     if served.is_ok() {
                         sides.remove_before(record.epoch);
                     }
-                    let _ = inputs.send(Input::Served(owned.clone(), served));
+                    let _ = inputs.send(Input::Served(owned.clone(), true, served));
+                }
+                Job::ServeUnproved(counts) => {
+                    let served = volumes.serve(&owned, None, &counts);
+                    let _ = inputs.send(Input::Served(owned.clone(), false, served));
+                }
+                Job::Prove(record) => {
+                    let proved = volumes.serve(&owned, Some(record.epoch), &[]);
+                    if proved.is_ok() {
+                        sides.remove_before(record.epoch);
+                    }
+                    let _ = inputs.send(Input::Proved(owned.clone(), proved));
                 }
                 Job::LetGo => {
                     let drained = volumes.let_go(&owned, at_rest);
@@ -185,7 +197,7 @@ impl Manager {
     }
 
     /// How the volume has begun to be served here.
-    pub(super) fn served(&mut self, name: &str, served: Result<(), String>) {
+    pub(super) fn served(&mut self, name: &str, proved: bool, served: Result<(), String>) {
         let Some(entry) = self.entries.get_mut(name) else {
             return;
         };
@@ -193,10 +205,10 @@ impl Manager {
         entry.owes = false;
         entry.serves = served.is_ok();
         let serves = served.is_ok();
-        if let Some(taker) = entry.taker.take() {
+        if let Some(taker) = entry.taker.take_if(|_| proved || !serves) {
             let _ = taker.send(served);
         }
-        self.served_with_copies(name, serves);
+        self.served_with_copies(name, proved, serves);
         self.begin_copies(name);
         self.show(name);
     }
@@ -257,7 +269,8 @@ impl Manager {
             && let Some(entry) = self.entries.get_mut(name)
         {
             let wrong = shown.is_wrong();
-            match shown.reason.filter(|_| !shown.here) {
+            let told = !shown.here || wrong;
+            match shown.reason.filter(|_| told) {
                 Some(reason) if entry.explained.as_ref() != Some(&reason) => {
                     entry.explained = Some(reason.clone());
                     self.volumes.explain(name, reason, wrong);
@@ -318,6 +331,8 @@ impl Manager {
             };
         };
         let owner = self.owner(name);
+        let drainer = entry.owning.as_ref().and_then(|it| it.waits_for());
+        let drainer = drainer.map(|it| it.name.clone()).or(owner.clone());
         let (state, reason) = match unit.state() {
             State::Away => (
                 "away",
@@ -358,6 +373,7 @@ impl Manager {
             epoch: newest.map_or(0, |newest| newest.epoch.number),
             owner,
             here: self.is_here(name),
+            drainer,
             state,
             reason,
             proof: entry.proof,

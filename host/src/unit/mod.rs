@@ -16,6 +16,7 @@ mod fetch;
 mod jobs;
 mod kept;
 mod owning;
+mod proof;
 mod remember;
 mod replicas;
 mod shown;
@@ -64,8 +65,9 @@ pub struct Named {
 /// What the daemon does with a volume by order of its unit. Each call may take long.
 pub trait Volumes: Send + Sync {
     /// Serves it with ledger and journal of this epoch, or holds it; why it is held. Its flushes
-    /// need these peers from the first one on.
-    fn serve(&self, name: &str, epoch: Epoch, counts: &[PeerId]) -> Result<(), String>;
+    /// need these peers from the first one on. Without an epoch nothing of its image is written,
+    /// until it is called with one: then a volume that is served goes on with that.
+    fn serve(&self, name: &str, epoch: Option<Epoch>, counts: &[PeerId]) -> Result<(), String>;
     /// Lets go of it with everything at its origin, unless clients are connected. `at_rest`: only
     /// if that is so already.
     fn let_go(&self, name: &str, at_rest: bool) -> Drained;
@@ -101,6 +103,8 @@ pub struct Shown {
     pub owner: Option<String>,
     /// The owner is this host, and serves.
     pub here: bool,
+    /// The host that may write its image; none where no host owns it.
+    pub drainer: Option<String>,
     /// `away`, `looking`, `asking`, `waiting-for-proof`, `taking`, `owner`, `releasing`, `held`.
     pub state: &'static str,
     pub reason: Option<String>,
@@ -131,7 +135,13 @@ enum Input {
     /// Another host was given what this one has the dirty data of.
     Owed(String),
     Fenced(String, Result<(), String>),
-    Served(String, Result<(), String>),
+    /// With the right to write its image, or without.
+    Served(String, bool, Result<(), String>),
+    /// One that was served without got the right, or did not.
+    Proved(String, Result<(), String>),
+    /// Nothing of this host is on its way to the image of the unit that this record gives to
+    /// another one.
+    LetGo(String, Option<Box<Record>>),
     /// What was ordered is done; whether it was deposed.
     Done(String, bool),
     Heard(Uuid, Vec<u8>),
@@ -149,6 +159,10 @@ enum Input {
 #[derive(Clone)]
 enum Job {
     Serve(Box<Record>, Vec<PeerId>),
+    /// The same while another host may still write its image.
+    ServeUnproved(Vec<PeerId>),
+    /// It is served like that, and has the right by now.
+    Prove(Box<Record>),
     LetGo,
     Depose(String),
 }
@@ -172,11 +186,15 @@ struct Entry {
     /// It has dirty data that goes to the origin when the owner lets go.
     owes: bool,
     proof: Option<&'static str>,
+    /// The record whose drainer was proved to write no more.
+    proved: Option<u64>,
     fencing: fence::Fencing,
     /// Why it is held although this host owns it.
     held: Option<String>,
     /// It is served here.
     serves: bool,
+    /// Whether it writes its image no more is being looked at.
+    releasing: bool,
     /// Why it is not served, as it was told last: between two looks it is not told again.
     explained: Option<String>,
     /// What becomes a replica when it is deposed.
@@ -229,6 +247,8 @@ impl Units {
             local: jobs::Workers::start(ends.clone())?,
             entries: BTreeMap::new(),
             links: BTreeSet::new(),
+            silent_since: BTreeMap::new(),
+            began: Instant::now(),
             shown: Arc::clone(&shown),
             logs,
             copies: BTreeMap::new(),
@@ -287,9 +307,9 @@ impl Units {
         self.ask(name, |answer| Input::TakeOver(name.to_owned(), answer))
     }
 
-    /// A volume that was held is served now.
-    pub fn served(&self, name: &str) {
-        self.put(Input::Served(name.to_owned(), Ok(())));
+    /// A volume that was held is served now, with the right to write its image or without.
+    pub fn served(&self, name: &str, proved: bool) {
+        self.put(Input::Served(name.to_owned(), proved, Ok(())));
     }
 
     /// Lets go of a volume that is not named any more.
@@ -352,6 +372,9 @@ struct Manager {
     local: jobs::Workers,
     entries: BTreeMap<String, Entry>,
     links: BTreeSet<Uuid>,
+    /// Since when there is no link any more.
+    silent_since: BTreeMap<Uuid, Instant>,
+    began: Instant,
     /// Held to copy or to set plain data.
     shown: Arc<Mutex<BTreeMap<String, Shown>>>,
     logs: Arc<dyn Logs>,
@@ -384,6 +407,7 @@ impl Manager {
             if looked.elapsed() >= LOOK_EVERY {
                 looked = Instant::now();
                 self.look_for_clients();
+                self.look_for_silence();
                 self.look_at_streams();
             }
             if ticked.elapsed() >= TICK_EVERY {
@@ -414,7 +438,9 @@ impl Manager {
                 }
             }
             Input::Fenced(name, fenced) => self.fenced(&name, fenced),
-            Input::Served(name, served) => self.served(&name, served),
+            Input::Served(name, proved, served) => self.served(&name, proved, served),
+            Input::Proved(name, proved) => self.proved(&name, proved),
+            Input::LetGo(name, record) => self.say_released(&name, record.as_deref()),
             Input::Done(name, deposed) => self.done(&name, deposed),
             Input::Heard(host, body) => self.heard(host, &body),
             Input::Link(host, up) => self.link(host, up),
@@ -443,9 +469,11 @@ impl Manager {
             leaving: false,
             owes: false,
             proof: None,
+            proved: None,
             fencing: fence::Fencing::default(),
             held: None,
             serves: false,
+            releasing: false,
             explained: None,
             retiring: None,
             unfit: false,
@@ -517,28 +545,18 @@ impl Manager {
             (entry.serves, entry.proof) = (false, None);
         }
         if let Event::Proved { number } = event {
+            entry.proved = Some(number).filter(|number| *number > 0);
             self.prove_to_set(name, number);
         }
-        let Some(entry) = self.entries.get_mut(name) else {
+        let Some(entry) = self.entries.get(name).filter(|it| it.unit.is_some()) else {
             return;
         };
-        let Some((_, unit)) = &mut entry.unit else {
-            return;
-        };
-        if let (Event::Seen(Ok(Some(seen))), Some((sides, _))) = (&event, entry.place.clone())
-            && !seen
-                .owner
-                .as_ref()
-                .is_some_and(|it| it.is_same_host(&self.member.me))
-        {
-            let (cache, epoch) = (self.member.me.cache, seen.epoch);
-            let (inputs, name) = (self.inputs.clone(), name.to_owned());
-            self.workers.run(move |_| {
-                if sides.owes_to(cache, epoch) {
-                    let _ = inputs.send(Input::Owed(name));
-                }
-            });
+        if let (Event::Seen(Ok(Some(seen))), Some((sides, _))) = (&event, entry.place.clone()) {
+            self.look_what_is_owed(name, seen, sides);
         }
+        let Some((_, unit)) = self.entries.get_mut(name).and_then(|it| it.unit.as_mut()) else {
+            return;
+        };
         let lost = match &event {
             Event::Decided(Outcome::Lost(_) | Outcome::Unwritten) => match unit.state() {
                 State::Deciding(record) if record.owner.is_some() => Some(record.epoch),
@@ -561,7 +579,8 @@ impl Manager {
             out: &mut out,
         };
         unit.handle(&mut cx, event);
-        if let (Some(epoch), Some((sides, _))) = (lost, entry.place.clone()) {
+        let place = self.entries.get(name).and_then(|entry| entry.place.clone());
+        if let (Some(epoch), Some((sides, _))) = (lost, place) {
             self.workers.run(move |_| sides.remove(epoch));
         }
         if let Some(body) = won {
@@ -575,6 +594,23 @@ impl Manager {
             self.order(name, action);
         }
         self.end_if_removed(name);
+    }
+
+    /// Another host was given a unit of which this one may have what is not at the origin.
+    fn look_what_is_owed(&self, name: &str, seen: &Record, sides: Sides) {
+        let owner = seen.owner.as_ref();
+        let mine = owner.is_some_and(|it| it.is_same_host(&self.member.me));
+        // Members have all of it.
+        if mine || !seen.members.is_empty() {
+            return;
+        }
+        let (cache, epoch) = (self.member.me.cache, seen.epoch);
+        let (inputs, name) = (self.inputs.clone(), name.to_owned());
+        self.workers.run(move |_| {
+            if sides.owes_to(cache, epoch) {
+                let _ = inputs.send(Input::Owed(name));
+            }
+        });
     }
 
     fn heard(&mut self, from: Uuid, body: &[u8]) {
@@ -619,9 +655,15 @@ impl Manager {
 
     fn link(&mut self, host: Uuid, up: bool) {
         match up {
-            true => self.links.insert(host),
-            false => self.links.remove(&host),
-        };
+            true => {
+                self.links.insert(host);
+                self.silent_since.remove(&host);
+            }
+            false => {
+                self.links.remove(&host);
+                self.silent_since.entry(host).or_insert_with(Instant::now);
+            }
+        }
         for name in self.names() {
             self.event(&name, Event::Link { host, up });
         }
@@ -675,7 +717,7 @@ impl Manager {
             return;
         };
         let number = record.number;
-        if self.is_here(name) {
+        if self.is_here(name) && self.waits_for(name).is_none() {
             let _ = answer.send(Err(format!("volume {name}: is served here already")));
             return;
         }
@@ -705,6 +747,10 @@ impl Manager {
     }
 
     fn remove(&mut self, name: &str, answer: SyncSender<Result<(), String>>) {
+        if let Some(why) = self.why_kept(name) {
+            let _ = answer.send(Err(why));
+            return;
+        }
         let here = self.is_here(name);
         match self.entries.get_mut(name) {
             Some(entry) if here => {

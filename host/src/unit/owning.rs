@@ -9,7 +9,7 @@ use crate::shard::control::CommandReply;
 use engine::types::{PeerId, Serial, Time, Uuid, VolumeId};
 use node::copy::Copy;
 use node::message::About;
-use node::record::{Member, Record};
+use node::record::{Holder, Member, Record};
 use node::set::{self, Set};
 use node::taker::{Ownership, Taker};
 use node::vault::Outcome;
@@ -75,6 +75,8 @@ pub(super) struct Owning {
     /// Its place in the log, while it is served.
     pub volume: Option<VolumeId>,
     pub serving: bool,
+    /// It is served with the right to write its image.
+    pub drains: bool,
     pub streams: BTreeMap<Uuid, Stream>,
     pub pending: Vec<(Member, Serial)>,
     pub refused: BTreeMap<Uuid, Instant>,
@@ -100,6 +102,7 @@ impl Owning {
             served: false,
             volume: None,
             serving: false,
+            drains: false,
             streams: BTreeMap::new(),
             pending: Vec::new(),
             refused: BTreeMap::new(),
@@ -142,7 +145,12 @@ impl Owning {
 
     /// This host serves it, or is about to.
     pub fn is_here(&self) -> bool {
-        self.set().is_some_and(Set::may_drain)
+        self.set().is_some()
+    }
+
+    /// The host that may still write its image.
+    pub fn waits_for(&self) -> Option<&Holder> {
+        self.set().and_then(Set::waits_for)
     }
 }
 

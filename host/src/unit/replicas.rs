@@ -76,7 +76,7 @@ impl Manager {
         let about = self.about(name, &view);
         let what = What::Beginning(Box::new(owns.clone()));
         let mut owning = Owning::of(what, own.copy, about.clone());
-        (owning.served, owning.volume) = (true, found);
+        (owning.served, owning.drains, owning.volume) = (true, true, found);
         let entry = self.entries.get_mut(name).expect("just seen");
         entry.owning = Some(owning);
         self.event(name, UnitEvent::Lend);
@@ -269,7 +269,8 @@ impl Manager {
             return;
         };
         let record = owning.record();
-        if record.number == number {
+        // Records of this ownership, and the one that it has replaced, have one drainer.
+        if (record.given.saturating_sub(1)..=record.number).contains(&number) {
             let epoch = record.epoch;
             self.set_event(name, set::Event::Proved(epoch));
         }
@@ -282,8 +283,12 @@ impl Manager {
             return;
         };
         let wanted = entry.settings.replicas;
-        // A unit is lent where it is this host's, or with proof.
-        let proved = entry.proof.is_some();
+        // Of the record before the one that gave the unit to this host: no other host has made one
+        // between them.
+        let proved = entry.proved.is_some_and(|of| of + 1 == owns.record.given);
+        if !proved {
+            entry.proof = None;
+        }
         let owning = entry.owning.as_mut().expect("it has begun");
         owning.what = What::Set(Box::new(Set::new(me, owns)));
         owning.begun = Instant::now();
@@ -368,7 +373,8 @@ impl Manager {
             },
             set::Action::Close { host } => self.stop_stream(name, host),
             set::Action::Prepare { of, epoch } => self.prepare_epoch(name, of, epoch),
-            set::Action::Drain { record } => self.serve_with_copies(name, record),
+            set::Action::Serve => self.serve_with_copies(name, None),
+            set::Action::Drain { record } => self.serve_with_copies(name, Some(record)),
             set::Action::Stop { record } => self.end_owning(name, record),
         }
     }
@@ -504,14 +510,20 @@ impl Manager {
         }
     }
 
-    /// Serves the volume with the copies that its flushes need.
-    fn serve_with_copies(&mut self, name: &str, record: Record) {
+    /// Serves the volume with the copies that its flushes need; with this record, which gives the
+    /// right to write its image, or without the right.
+    fn serve_with_copies(&mut self, name: &str, record: Option<Record>) {
         let Some(owning) = self.owning(name) else {
             return;
         };
-        if owning.served || core::mem::replace(&mut owning.serving, true) {
+        if owning.served || owning.serving {
+            // It is, or is about to be, without the right.
+            if let Some(record) = record.filter(|_| !owning.drains) {
+                self.queue(name, Job::Prove(Box::new(record)));
+            }
             return;
         }
+        owning.serving = true;
         let counts = owning.set().map(Set::must_have).unwrap_or_default();
         let own = owning.own;
         let others = counts.into_iter().filter(|member| member.copy != own);
@@ -522,17 +534,21 @@ impl Manager {
             peers.push(peer);
             self.stream_of(name, member, peer).counted = true;
         }
-        let record = Box::new(record);
-        self.queue(name, Job::Serve(record, peers));
+        let job = match record {
+            Some(record) => Job::Serve(Box::new(record), peers),
+            None => Job::ServeUnproved(peers),
+        };
+        self.queue(name, job);
     }
 
     /// The volume is served, and what waited for that goes on.
-    pub(super) fn served_with_copies(&mut self, name: &str, served: bool) {
+    pub(super) fn served_with_copies(&mut self, name: &str, proved: bool, served: bool) {
         let volume = self.logs.find(name);
         let Some(owning) = self.owning(name) else {
             return;
         };
         owning.serving = false;
+        owning.drains |= proved && served;
         if !served || core::mem::replace(&mut owning.served, true) {
             return;
         }
@@ -556,6 +572,13 @@ impl Manager {
         };
         match body {
             Body::Take { number } => self.asked_for(name, from, number),
+            // This host may not know yet that it was replaced.
+            Body::Release { number, .. } => {
+                if number > owning.record().number {
+                    self.look_for_newer(name);
+                }
+            }
+            released @ Body::Released { .. } => self.hear_released(name, from, released),
             Body::Newer { number } | Body::NotMine { number } => {
                 if number > owning.record().number {
                     self.look_for_newer(name);
@@ -624,14 +647,18 @@ impl Manager {
             return;
         };
         let asked = owning.asked_by.is_some() || leaving;
-        let rests = owning.rests() && owning.set().is_some() && !busy;
+        let rests = owning.rests() && owning.set().is_some() && owning.drains && !busy;
         if asked && rests {
             owning.letting_go = true;
             return self.queue(name, Job::LetGo);
         }
-        if let (Some(host), Some(why)) = (owning.asked_by, entry.held.clone()) {
-            owning.asked_by = None;
-            let unit = owning.record().unit;
+        let unit = owning.record().unit;
+        let waits = owning.waits_for().map(|it| it.name.clone());
+        let waits =
+            waits.map(|name| format!("nothing shows yet that {name} writes its image no more"));
+        if let Some(why) = entry.held.clone().or(waits)
+            && let Some(host) = owning.asked_by.take()
+        {
             self.say(host, unit, Body::Denied { why });
         }
     }
@@ -646,7 +673,7 @@ impl Manager {
         let unit = owning.record().unit;
         if done == Drained::Done {
             owning.releasing = true;
-            (owning.served, owning.serving) = (false, false);
+            (owning.served, owning.serving, owning.drains) = (false, false, false);
             let entry = self.entries.get_mut(name).expect("just seen");
             (entry.serves, entry.proof) = (false, None);
             return self.release(name);
@@ -711,7 +738,7 @@ impl Manager {
     }
 
     /// The unit is another host's by this record, or no host's.
-    fn end_owning(&mut self, name: &str, record: Record) {
+    pub(super) fn end_owning(&mut self, name: &str, record: Record) {
         let hosts: Vec<Uuid> = self
             .owning(name)
             .map(|owning| owning.streams.keys().copied().collect())
@@ -802,6 +829,13 @@ impl Manager {
             let record = owning.record().clone();
             return self.end_owning(name, record);
         }
+        if self.gives_up_taking(name) {
+            return;
+        }
+        self.prove_again(name);
+        let Some(owning) = self.owning(name) else {
+            return;
+        };
         let releasing = owning.releasing;
         self.taker_event(name, taker::Event::Tick);
         self.set_event(name, set::Event::Tick);

@@ -44,8 +44,9 @@ impl Manager {
                 let drainer = set.record().drainer();
                 let name = drainer.map(|it| it.name.clone()).unwrap_or_default();
                 let words = format!(
-                    "{name} may still write its image; start it, or when it can write no more run \
-                     `tenuto volume takeover {} --fenced`",
+                    "it is served from its copies, and nothing is brought to its image, which \
+                     {name} may still write; start it, or when it can write no more run `tenuto \
+                     volume takeover {} --fenced`",
                     entry.settings.name
                 );
                 match entry.proof {
@@ -53,6 +54,8 @@ impl Manager {
                     None => ("waiting-for-proof", problem.or(Some(words))),
                 }
             }
+            // It has the right, and is about to use it.
+            What::Set(_) if owning.served && !owning.drains => ("taking", problem),
             What::Set(_) => ("owner", problem),
         }
     }

@@ -181,6 +181,12 @@ impl Sides {
         Ok(image)
     }
 
+    /// No description of a daemon of this host carries its lock any more, so what such a daemon had
+    /// under way has landed.
+    pub fn has_no_writer(&self) -> Result<(), String> {
+        self.lock().map(drop)
+    }
+
     fn inode(&self) -> Result<u64, String> {
         let meta = fs::metadata(&self.image);
         let meta = meta.map_err(|error| failed(&self.image, "look at it", &error))?;

@@ -20,7 +20,7 @@ use crate::common::{EXIT_FAILED, PATIENCE, SetWhenDropped, count, seed, text_of,
 
 const BYTES: u64 = 64 << 20;
 /// Nothing goes to the image by itself, so that what is found was in a log.
-const ONE_COPY: &str = "destage-after = \"never\"\nreplicas = 1";
+pub const ONE_COPY: &str = "destage-after = \"never\"\nreplicas = 1";
 const NO_COPY: &str = "destage-after = \"never\"\nreplicas = 0";
 /// A flush waits until a peer that is lost was left out. What the product promises is measured by
 /// the bench; this only tells a wait that ends from one that does not.
@@ -28,12 +28,12 @@ const FLUSH_MAX: Duration = Duration::from_secs(5);
 
 /// Hosts of one cluster with one volume, whose fence program says that a host writes no more when
 /// its daemon is gone.
-struct Cluster {
-    hosts: Vec<Host>,
-    shared: Shared,
+pub struct Cluster {
+    pub hosts: Vec<Host>,
+    pub shared: Shared,
 }
 
-fn name(at: usize) -> String {
+pub fn name(at: usize) -> String {
     format!("host-{}", char::from(b'a' + at as u8))
 }
 
@@ -52,13 +52,22 @@ fn fence_program(shared: &Shared) -> PathBuf {
 }
 
 impl Cluster {
-    fn new(hosts: usize, lines: &str) -> Cluster {
+    pub fn new(hosts: usize, lines: &str) -> Cluster {
         let shared = Shared::new();
+        let fence = fence_program(&shared);
+        let fence = format!("fence = \"{}\"\n", fence.display());
+        Cluster::of(shared, hosts, lines, &fence)
+    }
+
+    /// No program says anything of a host that is lost.
+    pub fn without_fence(hosts: usize, lines: &str) -> Cluster {
+        Cluster::of(Shared::new(), hosts, lines, "")
+    }
+
+    fn of(shared: Shared, hosts: usize, lines: &str, fence: &str) -> Cluster {
         let (image, vault) = (shared.path("disk.img"), shared.path("vault"));
         let file = std::fs::File::create(&image).expect("an image");
         file.set_len(BYTES).expect("its size");
-        let fence = fence_program(&shared);
-        let fence = format!("fence = \"{}\"\n", fence.display());
         let mut cluster = Cluster {
             hosts: Vec::new(),
             shared,
@@ -81,7 +90,7 @@ impl Cluster {
             };
             host.rig.done(&command.split(' ').collect::<Vec<_>>());
             host.keep_section();
-            host.rig.section(&fence);
+            host.rig.section(fence);
             host.rig.write_config();
             cluster.hosts.push(host);
             cluster.start(at);
@@ -96,7 +105,7 @@ impl Cluster {
         cluster
     }
 
-    fn start(&mut self, at: usize) {
+    pub fn start(&mut self, at: usize) {
         let host = &mut self.hosts[at];
         host.start();
         let path = self.shared.path(&format!("{}.pid", name(at)));
@@ -104,7 +113,7 @@ impl Cluster {
     }
 
     /// The host is gone with its SSD and its RAM.
-    fn destroy(&mut self, at: usize) {
+    pub fn destroy(&mut self, at: usize) {
         self.hosts[at].kill();
         let rig = &self.hosts[at].rig;
         std::fs::remove_file(rig.cache_path()).expect("its cache");
@@ -116,7 +125,7 @@ impl Cluster {
     }
 
     /// Waits until the volume that this host serves has its copy. Who has it.
-    fn is_full(&self, at: usize) -> usize {
+    pub fn is_full(&self, at: usize) -> usize {
         let mut copies = Value::Null;
         wait_until("another host has a copy", PATIENCE, || {
             copies = self.copies(at);
@@ -129,7 +138,7 @@ impl Cluster {
         hosts.find(|at| peer == name(*at)).expect("a host of ours")
     }
 
-    fn is_degraded(&self, at: usize) {
+    pub fn is_degraded(&self, at: usize) {
         wait_until("it is degraded", PATIENCE, || {
             self.copies(at)["state"] == "degraded"
         });
@@ -142,7 +151,7 @@ impl Cluster {
     }
 
     /// A client that waits as long as a takeover takes.
-    fn served(&self, at: usize) -> Client {
+    pub fn served(&self, at: usize) -> Client {
         let socket = self.hosts[at].rig.socket("disk");
         let mut client = None;
         wait_until(&format!("{} serves it", name(at)), PATIENCE, || {
@@ -153,7 +162,7 @@ impl Cluster {
     }
 
     /// So many requests, all answered, and what was written is flushed.
-    fn write(&self, at: usize, load: &mut Load, requests: u64) {
+    pub fn write(&self, at: usize, load: &mut Load, requests: u64) {
         let before = load.counts.answered;
         let more = |counts: &crate::common::load::Counts| counts.answered - before < requests;
         let end = load.run(self.served(at), more);
@@ -163,13 +172,13 @@ impl Cluster {
         self.leave(at, client);
     }
 
-    fn leave(&self, at: usize, client: Client) {
+    pub fn leave(&self, at: usize, client: Client) {
         client.disconnect();
         self.hosts[at].rig.gone_clients("disk");
     }
 
     /// Reads all of the volume at this host and judges it.
-    fn check(&self, at: usize, load: &mut Load, crash: Crash, when: &str) {
+    pub fn check(&self, at: usize, load: &mut Load, crash: Crash, when: &str) {
         let mut client = self.served(at);
         let found = load.verify(crash, &mut client);
         let found = found.unwrap_or_else(|violation| panic!("{when}: {violation}"));
@@ -180,7 +189,7 @@ impl Cluster {
 
     /// Kills these hosts under load after so many answers. Where the owner is among them the load
     /// ends with it, else after as many answers again.
-    fn kill_under_load(&mut self, owner: usize, load: &mut Load, dead: &[usize], answers: u64) {
+    pub fn kill_under_load(&mut self, owner: usize, load: &mut Load, dead: &[usize], answers: u64) {
         let client = self.served(owner);
         let (before, mut lives) = (load.counts.answered, true);
         let hosts = &mut self.hosts;
@@ -206,7 +215,7 @@ impl Cluster {
 }
 
 /// Stamped writes at depth 16.
-fn load(seed: u64) -> Load {
+pub fn load(seed: u64) -> Load {
     let mut load = Load::new(1, BYTES, Promise::Prefix, seed);
     load.mix = Mix {
         sectors_max: 64,
@@ -250,8 +259,9 @@ fn a_flush_is_at_both_hosts() {
     std::fs::remove_file(cluster.hosts[0].rig.cache_path()).expect("its cache");
     cluster.check(1, &mut load, Crash::PowerLoss, "at the other host");
     cluster.is_degraded(1);
-    let drain = cluster.hosts[1].show()["drain"].clone();
-    assert_eq!(drain["proof"], "fenced by its program");
+    wait_until("the fence is proof", PATIENCE, || {
+        cluster.hosts[1].show()["drain"]["proof"] == "fenced by its program"
+    });
     cluster.hosts[1].stop();
 }
 

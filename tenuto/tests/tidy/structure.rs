@@ -15,7 +15,7 @@ const CRATES: &[(&str, usize, usize)] = &[
     ("node", 0, 9),
     ("workload", 0, 1),
     ("sim", 14, 0),
-    ("host", 26, 1),
+    ("host", 24, 1),
     ("lab", 18, 0),
     ("tenuto", 0, 0),
 ];

@@ -153,7 +153,8 @@ impl From<Refusal> for Error {
             | Refusal::Damaged
             | Refusal::Contradicts
             | Refusal::Busy
-            | Refusal::NotQuiesced => Error::Io,
+            | Refusal::NotQuiesced
+            | Refusal::Unproved => Error::Io,
             Refusal::NoSpace | Refusal::OriginFull => Error::NoSpace,
             Refusal::OutOfRange | Refusal::Policy => Error::Invalid,
             Refusal::ReadOnly => Error::NotPermitted,
