@@ -9,7 +9,6 @@ use super::own_process::{self, Process, Served, this_program};
 use crate::place::{Place, make_cache};
 use host::admin::client::PROMPT;
 use host::error::{Error, Result, cause};
-use serde_json::Value;
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
@@ -116,14 +115,6 @@ impl Pair {
         wait_for("the end of a copy", || {
             Ok(self.served(at).volume(volume)?["replication"]["state"] == "degraded")
         })
-    }
-
-    /// What a host keeps of a volume for the other one.
-    pub fn kept(&self, at: usize, volume: &str) -> Result<Value> {
-        let status = self.served(at).client.get("/v1/status")?;
-        let copies = status["copies"].as_array();
-        let found = copies.and_then(|all| all.iter().find(|copy| copy["name"] == volume));
-        Ok(found.cloned().unwrap_or(Value::Null))
     }
 }
 

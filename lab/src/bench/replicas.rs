@@ -81,7 +81,7 @@ fn measure(
     let round_trip_us = wire::round_trip_us().map_err(failed)?;
     let volumes = run::volumes(place, options)?;
     let pair = Pair::start(place, options.cache_bytes, run::SIZES, &volumes)?;
-    let stage = Stage::new(pair, options)?;
+    let stage = Stage::new(pair, options, interrupt)?;
     stage.limit(&mut limited)?;
     let (mut lines, mut number) = (Vec::new(), 0);
     for &load in &options.loads {
@@ -106,7 +106,7 @@ fn measure(
 fn check(options: &Options) -> Result<()> {
     range::within("--seconds", options.seconds, 0.05..=600.0)?;
     range::at_least_one("--rounds", options.rounds)?;
-    range::size_within("--size", options.size_bytes, 8 << 20..=64 << 30)?;
+    range::size_within("--size", options.size_bytes, 2 << 20..=64 << 30)?;
     let least = (run::CACHE_PER_SIZE * options.size_bytes).max(256 << 20);
     range::size_at_least("--cache", options.cache_bytes, least)?;
     match options.device_rate {

@@ -137,6 +137,12 @@ impl Work {
         )
     }
 
+    /// Of its largest request.
+    pub fn bytes_max(&self) -> u64 {
+        let bytes = self.shares.iter().map(|share| share.walk.bytes);
+        bytes.max().expect("the shares make a whole")
+    }
+
     /// The next request, which is sent now.
     pub fn next(&mut self, sent: Instant) -> Option<Slot> {
         if let Some(left) = &mut self.left {

@@ -31,7 +31,7 @@ pub fn replicas(context: &Context, command: &BenchReplicas) -> Result<()> {
     context.output().document(&report.document(), || {
         let right = [1, 2, 3, 4, 5, 6, 7];
         let table = output::table(&replicas::HEAD, &report.rows(), &right);
-        let costs = output::table(&replicas::COSTS_HEAD, &report.costs(), &right[..5]);
+        let costs = output::table(&replicas::COSTS_HEAD, &report.costs(), &right[..6]);
         let (headline, machine) = (report.headline(), report.machine());
         format!("{headline}\n{machine}\n\n{table}\n{costs}")
     })

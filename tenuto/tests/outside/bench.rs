@@ -418,7 +418,7 @@ fn the_benchmark_of_copies_proves_that_each_write_has_one() {
     let rig = Rig::new();
     let place = rig.dir.display().to_string();
     let slots = ["--rounds", "1", "--seconds", "0.2", "--path", &place];
-    let sizes = ["--cache", "256MiB", "--size", "8MiB"];
+    let sizes = ["--cache", "256MiB", "--size", "2MiB"];
     let all = [&["bench", "replicas"], &slots[..], &sizes].concat();
     let document = with_proven_rounds(&rig, &all);
     assert_told_on_what(&document);
@@ -461,7 +461,7 @@ fn the_benchmark_of_copies_says_whether_its_devices_are_limited() {
     let rig = Rig::new();
     let place = rig.dir.display().to_string();
     let slots = ["--rounds", "1", "--seconds", "0.2", "--path", &place];
-    let sizes = ["--cache", "256MiB", "--size", "8MiB"];
+    let sizes = ["--cache", "256MiB", "--size", "2MiB"];
     let limit = ["--loads", "write-flush", "--device-rate", "512MiB/s"];
     let all = [&["bench", "replicas"], &slots[..], &sizes, &limit].concat();
     let document = with_proven_rounds(&rig, &all);

@@ -17,24 +17,26 @@ pub const HEAD: [&str; 8] = [
     "WANTED, ONE",
 ];
 
-pub const COSTS_HEAD: [&str; 6] = [
+pub const COSTS_HEAD: [&str; 7] = [
     "FOR EACH 4 KIB WRITTEN",
     "OWNER, CPU US",
     "MEMBER, CPU US",
     "WIRE, BYTES",
     "OWNER'S DEVICE, BYTES",
     "MEMBER'S DEVICE, BYTES",
+    "ORIGIN, BYTES",
 ];
 
 type Cost = fn(&Slot) -> Option<f64>;
 
 /// Name in a document, what it is, and digits in a table.
-const COSTS: [(&str, Cost, usize); 5] = [
+const COSTS: [(&str, Cost, usize); 6] = [
     ("owner_cpu_us", Slot::owner_cpu_us, 2),
     ("member_cpu_us", Slot::member_cpu_us, 2),
     ("wire_bytes", Slot::wire_bytes, 0),
     ("owner_device_bytes", Slot::owner_device_bytes, 0),
     ("member_device_bytes", Slot::member_device_bytes, 0),
+    ("origin_bytes", Slot::origin_bytes, 0),
 ];
 
 /// What a write and its flush may take with a copy.

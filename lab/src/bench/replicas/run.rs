@@ -1,7 +1,8 @@
 //! Slots on three volumes of one host, and what both hosts counted meanwhile.
 //!
 //! Owns the volumes, the connections of the guests, and the looks at counters. Always true: a slot
-//! is looked at from before its first request until its closing flush is answered; each log was
+//! is looked at from before its first request until its closing flush is answered, and asks for no
+//! more than one volume has room for; nothing of the slot before goes on in it; each log was
 //! written around once before anything is measured, and each volume has content. Deliberately
 //! absent: what follows from the figures.
 
@@ -9,7 +10,7 @@ use super::load::Load;
 use super::{Limited, Options};
 use crate::bench::micro::peer::device_bytes;
 use crate::bench::own_process::number;
-use crate::bench::pair::Pair;
+use crate::bench::pair::{Pair, wait_for};
 use crate::bench::pipe::Pipe;
 use crate::bench::rounds;
 use crate::bench::wire;
@@ -35,9 +36,12 @@ pub const COPIED: usize = 1;
 pub const THROUGH: usize = 2;
 pub const AGAIN: usize = 3;
 /// Of the log each volume has so much for itself, or it would be destaged for want of room.
-const SHARE_PER_SIZE: u64 = 4;
+const SHARE_PER_SIZE: u64 = 9;
+/// A slot asks for so much. With a copy versions that were overwritten stay dirty, and are destaged
+/// in the end.
+const SLOT_PER_SIZE: u64 = 2;
 /// At most half of the log is for shares, and two volumes have one; a small cache has less log.
-pub const CACHE_PER_SIZE: u64 = 32;
+pub const CACHE_PER_SIZE: u64 = 64;
 /// Of what a volume has written, links may say so much beside it.
 const IDLE_WIRE_BYTES: u64 = 256 << 10;
 const WAIT_MAX: Duration = Duration::from_secs(600);
@@ -63,7 +67,7 @@ struct Counted {
     bytes: u64,
     held_writes: u64,
     origin_write_bytes: u64,
-    /// The number of the last write that the member has of the copied volume.
+    /// Writes of the copied volume that came to the member; told when a slot has settled.
     copied: u64,
     /// From the owner to the member, and back.
     wire: Option<(u64, u64)>,
@@ -90,7 +94,12 @@ pub fn volumes(place: &Place, options: &Options) -> Result<String> {
     let mut text = String::new();
     let room = SHARE_PER_SIZE * options.size_bytes >> 20;
     for (at, name) in NAMES.into_iter().enumerate() {
-        let image = place.image(name);
+        // A destage is for storage elsewhere, and takes nothing from the device of the cache; what
+        // is written through is as slow as that device.
+        let image = match at {
+            THROUGH => place.image(name),
+            _ => place.stage_dir().join(format!("{name}.img")),
+        };
         make_image(&image, options.size_bytes)?;
         text += &format!(
             "[[volume]]\nname = \"{name}\"\norigin = {image:?}\nformat = \"raw\"\nexport = \
@@ -100,7 +109,8 @@ pub fn volumes(place: &Place, options: &Options) -> Result<String> {
             THROUGH => "policy = \"write-through\"\n".to_owned(),
             _ => format!(
                 "policy = \"write-back\"\ndestage-after = \"never\"\nreplicas = {}\ndirty-limit = \
-                 \"{room}MiB\"\nshare = {{ min = \"{room}MiB\" }}\n",
+                 \"{room}MiB\"\nshare = {{ min = \"{room}MiB\" }}\nflow = {{ dirty-bytes = \
+                 \"90%\" }}\n",
                 u8::from(at == COPIED)
             ),
         };
@@ -109,7 +119,7 @@ pub fn volumes(place: &Place, options: &Options) -> Result<String> {
 }
 
 impl Stage {
-    pub fn new(pair: Pair, options: &Options) -> Result<Stage> {
+    pub fn new(pair: Pair, options: &Options, interrupt: &Interrupt) -> Result<Stage> {
         let stage = Stage {
             pair,
             lasts: Duration::from_secs_f64(options.seconds),
@@ -120,7 +130,10 @@ impl Stage {
         }
         stage.pair.wait_until_full(OWNER, NAMES[COPIED])?;
         // The first lap of a log writes zeroes ahead, later ones do not.
-        stage.write(COPIED, options.cache_bytes)?;
+        for _ in 0..options.cache_bytes / options.size_bytes {
+            interrupt.check()?;
+            stage.write(COPIED, options.size_bytes)?;
+        }
         Ok(stage)
     }
 
@@ -130,14 +143,11 @@ impl Stage {
         pids.into_iter().try_for_each(|pid| limited.hold(pid))
     }
 
-    /// So many bytes, one after the other.
+    /// So many bytes, one after the other, and a flush.
     fn write(&self, at: usize, bytes: u64) -> Result<()> {
         let mut works = Load::Fio.works(self.size_bytes);
-        let jobs = works.len() as u64;
-        for work in &mut works {
-            work.left = Some((bytes / jobs / Load::STREAM_BYTES).max(1));
-        }
         let mut pipes = self.pipes(at, works.len())?;
+        bound(&mut works, bytes);
         carry(&mut works, &mut pipes, WAIT_MAX)?;
         self.client(at)?.flush().map_err(failed)
     }
@@ -175,24 +185,47 @@ impl Stage {
     fn slot(&self, (works, pipes): &mut (Vec<Work>, Vec<Pipe>), at: usize) -> Result<Slot> {
         let mut flusher = self.client(at)?;
         let is_full = || self.pair.is_full(OWNER, NAMES[COPIED]);
+        let copied = self.settle()?;
         let (full, before) = (is_full()?, self.count(at)?);
+        // What is dirty stays below what a volume may have, however fast the machine is.
+        bound(works, SLOT_PER_SIZE * self.size_bytes);
         let begun = Instant::now();
         let tally = carry(works, pipes, self.lasts)?;
         flusher.flush().map_err(failed)?;
         let took = begun.elapsed();
+        let mut counted = self.count(at)?.since(before);
+        let full = full && is_full()?;
+        counted.copied = self.settle()?.saturating_sub(copied);
         Ok(Slot {
             tally,
             took,
-            counted: self.count(at)?.since(before),
-            full: full && is_full()?,
+            counted,
+            full,
         })
+    }
+
+    /// Waits until nothing of a slot goes on: a destage of the copied volume, and the owner's look
+    /// at the member, which is a moment old. The number of the last write that the member has on
+    /// media.
+    fn settle(&self) -> Result<u64> {
+        let (mut copied, name) = (0, NAMES[COPIED]);
+        wait_for("an end of what goes on behind a slot", || {
+            let volume = self.pair.served(OWNER).volume(name)?;
+            let members = volume["replication"]["members"].as_array();
+            let streams = |it: &&Value| it["state"] == "streaming";
+            let member = members.and_then(|all| all.iter().find(streams));
+            copied = member.map_or(Ok(0), |it| number(&it["durable_serial"]))?;
+            let flags = volume["flags"].as_array();
+            let destages = flags.is_some_and(|all| all.contains(&json!("destaging")));
+            Ok(!destages && copied >= number(&volume["acked_serial"])?)
+        })?;
+        Ok(copied)
     }
 
     fn count(&self, at: usize) -> Result<Counted> {
         let owner = self.pair.served(OWNER);
         let volume = owner.volume(NAMES[at])?;
         let of = |kind: &str, what: &str| number(&volume[kind][what]);
-        let kept = self.pair.kept(MEMBER, NAMES[COPIED])?;
         let pids = [OWNER, MEMBER].map(|at| self.pair.served(at).pid());
         let cpu = pids.map(|pid| sys::process_cpu(Some(pid)).map_err(failed));
         let [owns, keeps] = cpu;
@@ -203,11 +236,19 @@ impl Stage {
             bytes: of("reads", "bytes")? + of("writes", "bytes")?,
             held_writes: of("flow_control", "held_writes")?,
             origin_write_bytes: of("origin", "write_bytes")?,
-            copied: number(&kept["end_serial"])?,
+            copied: 0,
             wire: wire::sent_and_received(self.pair.listen(OWNER), self.pair.listen(MEMBER)),
             cpu: [owns?, keeps?],
             device: pids.map(|pid| Some(device_bytes(Some(pid))?.1)),
         })
+    }
+}
+
+/// No more than so many bytes until the next flush.
+fn bound(works: &mut [Work], bytes: u64) {
+    let each = bytes / works.len() as u64;
+    for work in works {
+        work.left = Some((each / work.bytes_max()).max(1));
     }
 }
 
@@ -248,7 +289,7 @@ impl Counted {
             bytes: self.bytes - before.bytes,
             held_writes: self.held_writes - before.held_writes,
             origin_write_bytes: self.origin_write_bytes - before.origin_write_bytes,
-            copied: self.copied - before.copied,
+            copied: 0,
             // Connections that are new since then have counted less; then it is not known.
             wire: pair(self.wire, before.wire),
             cpu: [each(OWNER), each(MEMBER)],
@@ -287,6 +328,10 @@ impl Slot {
         self.each((sent + received) as f64)
     }
 
+    pub fn origin_bytes(&self) -> Option<f64> {
+        self.each(self.counted.origin_write_bytes as f64)
+    }
+
     pub fn owner_device_bytes(&self) -> Option<f64> {
         self.each(self.counted.device[OWNER]? as f64)
     }
@@ -302,12 +347,12 @@ impl Slot {
         it.writes > 0 && it.copied == 0 && it.origin_write_bytes == 0 && quiet
     }
 
-    /// All of it did.
+    /// All of it did; what has come to the origin before it left need not.
     fn is_copied(&self) -> bool {
         let it = &self.counted;
-        let sent = it.wire.is_none_or(|(sent, _)| sent >= it.write_bytes);
-        let all = it.writes > 0 && it.copied >= it.writes && sent;
-        all && self.full && it.origin_write_bytes == 0
+        let due = it.write_bytes.saturating_sub(it.origin_write_bytes);
+        let sent = it.wire.is_none_or(|(sent, _)| sent > 0 && sent >= due);
+        it.writes > 0 && it.copied >= it.writes && sent && self.full
     }
 
     fn is_through(&self) -> bool {
