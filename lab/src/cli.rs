@@ -4,6 +4,7 @@
 //! of the product do, by the same code.
 
 mod bench;
+mod bench_cluster;
 mod bench_cow;
 mod demo;
 mod sim;

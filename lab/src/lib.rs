@@ -10,6 +10,7 @@ pub mod cli;
 pub mod client;
 pub mod demo;
 pub mod in_process;
+mod interrupt;
 mod machine;
 pub mod place;
 mod plot;

@@ -57,15 +57,11 @@ impl Direct {
     }
 
     fn ask(&mut self, number: usize, slots: &mut [Slot], work: &mut Work, now: Instant) -> bool {
-        let Some((verb, block)) = work.next() else {
+        let Some(slot) = work.next(now) else {
             return false;
         };
-        slots[number] = Slot {
-            verb,
-            block,
-            written: false,
-            sent: now,
-        };
+        assert_eq!(slot.bytes, BLOCK_BYTES, "its buffers are of this size");
+        slots[number] = slot;
         self.start(number, &slots[number]);
         true
     }

@@ -55,12 +55,23 @@ pub fn command(program: &Path, output: Stdio) -> Command {
 /// What a configuration says before its volumes; the directories of sockets and of the stage are
 /// made. `sizes` are more lines of the table of the cache.
 pub fn config(run_dir: &Path, stage: &Path, cache: &Path, sizes: &str) -> Result<String> {
+    config_of("bench", run_dir, stage, cache, sizes)
+}
+
+/// The same of the host of this name.
+pub fn config_of(
+    name: &str,
+    run_dir: &Path,
+    stage: &Path,
+    cache: &Path,
+    sizes: &str,
+) -> Result<String> {
     for directory in [run_dir, stage] {
         fs::create_dir_all(directory).map_err(failed)?;
     }
     let group = fs::metadata(run_dir).map_err(failed)?.gid();
     Ok(format!(
-        "[host]\nname = \"bench\"\ngroup = \"{group}\"\nrun-dir = {run_dir:?}\nstage-dir = \
+        "[host]\nname = \"{name}\"\ngroup = \"{group}\"\nrun-dir = {run_dir:?}\nstage-dir = \
          {stage:?}\nstate-dir = {stage:?}\n[cache]\npath = {cache:?}\noverlay-ram = \
          \"16MiB\"\n{sizes}\n",
     ))

@@ -17,6 +17,8 @@ use workload::rng::Rng;
 
 /// Far more than all answers to a usual depth.
 const INPUT_BYTES: usize = 512 << 10;
+/// Of the largest write.
+const PAYLOAD_BYTES: u64 = 64 << 10;
 
 struct Lane {
     stream: UnixStream,
@@ -58,22 +60,18 @@ impl Pipe {
         Pipe {
             lanes: streams.into_iter().map(lane).collect(),
             slots: Vec::new(),
-            payload: noise(),
+            payload: noise().repeat((PAYLOAD_BYTES / BLOCK_BYTES) as usize),
             writes: 0,
         }
     }
 
     /// Puts a request behind the others of its connection. False if there are no more.
     fn ask(&mut self, number: usize, now: Instant, work: &mut Work) -> bool {
-        let Some((verb, block)) = work.next() else {
+        let Some(slot) = work.next(now) else {
             return false;
         };
-        self.slots[number] = Slot {
-            verb,
-            block,
-            written: false,
-            sent: now,
-        };
+        assert!(slot.bytes <= PAYLOAD_BYTES, "a payload is there for it");
+        self.slots[number] = slot;
         self.queue(number);
         true
     }
@@ -81,9 +79,9 @@ impl Pipe {
     fn queue(&mut self, number: usize) {
         let slot = self.slots[number];
         let (command, length) = match slot.verb {
-            Verb::Read => (command::READ, BLOCK_BYTES),
+            Verb::Read => (command::READ, slot.bytes),
             Verb::Sealed if slot.written => (command::FLUSH, 0),
-            Verb::Write | Verb::Sealed => (command::WRITE, BLOCK_BYTES),
+            Verb::Write | Verb::Sealed => (command::WRITE, slot.bytes),
             Verb::Flush => (command::FLUSH, 0),
         };
         let head = RequestHead {
@@ -92,7 +90,7 @@ impl Pipe {
             command,
             cookie: number as u64,
             offset: if length > 0 {
-                slot.block * BLOCK_BYTES
+                slot.block * slot.bytes
             } else {
                 0
             },
@@ -105,7 +103,7 @@ impl Pipe {
             // Each write differs, so that nobody may keep one copy of all.
             self.writes += 1;
             self.payload[..8].copy_from_slice(&self.writes.to_le_bytes());
-            lane.out.extend_from_slice(&self.payload);
+            lane.out.extend_from_slice(&self.payload[..length as usize]);
         }
     }
 
@@ -191,8 +189,9 @@ impl Lane {
             };
             self.answered = judge(head, slots.len())?;
             self.start += head.len();
-            if slots[self.answered].verb == Verb::Read {
-                self.body = BLOCK_BYTES as usize;
+            let slot = &slots[self.answered];
+            if slot.verb == Verb::Read {
+                self.body = slot.bytes as usize;
             }
         }
         let taken = self.body.min(self.end - self.start);

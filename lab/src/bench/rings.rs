@@ -80,15 +80,11 @@ impl Rings {
 
     /// Offers the next request. False if there are no more.
     fn ask(&mut self, number: usize, work: &mut Work, now: Instant) -> io::Result<bool> {
-        let Some((verb, block)) = work.next() else {
+        let Some(slot) = work.next(now) else {
             return Ok(false);
         };
-        self.slots[number] = Slot {
-            verb,
-            block,
-            written: false,
-            sent: now,
-        };
+        assert_eq!(slot.bytes, BLOCK_BYTES, "its buffers are of this size");
+        self.slots[number] = slot;
         self.offer(number).map_err(failed)?;
         Ok(true)
     }

@@ -2,7 +2,7 @@
 //!
 //! Owns the choice of the next request and the record of those that were answered. Always true:
 //! a walk visits every block of its range once before it comes back to one, in an order that no
-//! device can guess; a record holds times that were measured, and grows only up to the room it
+//! device can guess, or one after the other; a record holds times that were measured, and grows only up to the room it
 //! was made with for a slot of usual length. Deliberately absent: who carries the requests.
 
 use std::ops::Range;
@@ -22,31 +22,55 @@ pub enum Verb {
     Sealed,
 }
 
-/// Blocks of a range in scattered order, each once for each lap.
+/// Blocks of a range, each once for each lap.
 #[derive(Clone, Debug)]
 pub struct Walk {
     first: u64,
-    /// Length of the range, a power of two, less one.
-    mask: u64,
+    /// Length of the range; a power of two where the order is scattered.
+    blocks: u64,
+    /// Of one block.
+    bytes: u64,
+    scattered: bool,
     at: u64,
 }
 
 impl Walk {
-    /// The first power of two of the blocks of `range`.
+    /// The first power of two of the blocks of `range`, in scattered order.
     pub fn new(range: Range<u64>) -> Walk {
+        Walk::scattered(range, BLOCK_BYTES)
+    }
+
+    /// The same with blocks of this size.
+    pub fn scattered(range: Range<u64>, bytes: u64) -> Walk {
+        let walk = Walk::ascending(range, bytes);
+        Walk {
+            blocks: 1 << walk.blocks.ilog2(),
+            scattered: true,
+            ..walk
+        }
+    }
+
+    /// One block of this size after the other.
+    pub fn ascending(range: Range<u64>, bytes: u64) -> Walk {
         let blocks = range.end - range.start;
         assert!(blocks > 0, "a walk has somewhere to go");
         Walk {
             first: range.start,
-            mask: (1 << blocks.ilog2()) - 1,
+            blocks,
+            bytes,
+            scattered: false,
             at: 0,
         }
     }
 
     pub fn next(&mut self) -> u64 {
-        let number = self.at & self.mask;
+        let number = self.at % self.blocks;
         self.at += 1;
-        self.first + scatter(number, self.mask)
+        self.first
+            + match self.scattered {
+                true => scatter(number, self.blocks - 1),
+                false => number,
+            }
     }
 }
 
@@ -97,7 +121,11 @@ impl Work {
 
     /// One kind of request over one range.
     pub fn only(verb: Verb, range: Range<u64>, depth: usize) -> Work {
-        let walk = Walk::new(range);
+        Work::along(verb, Walk::new(range), depth)
+    }
+
+    /// One kind of request along this walk.
+    pub fn along(verb: Verb, walk: Walk, depth: usize) -> Work {
         let per_mille = 1000;
         Work::new(
             vec![Share {
@@ -109,8 +137,14 @@ impl Work {
         )
     }
 
-    /// The next request, and its block.
-    pub fn next(&mut self) -> Option<(Verb, u64)> {
+    /// Of its largest request.
+    pub fn bytes_max(&self) -> u64 {
+        let bytes = self.shares.iter().map(|share| share.walk.bytes);
+        bytes.max().expect("the shares make a whole")
+    }
+
+    /// The next request, which is sent now.
+    pub fn next(&mut self, sent: Instant) -> Option<Slot> {
         if let Some(left) = &mut self.left {
             *left = left.checked_sub(1)?;
         }
@@ -121,7 +155,13 @@ impl Work {
             inside
         });
         let share = &mut self.shares[chosen.expect("the shares make a whole")];
-        Some((share.verb, share.walk.next()))
+        Some(Slot {
+            verb: share.verb,
+            block: share.walk.next(),
+            bytes: share.walk.bytes,
+            written: false,
+            sent,
+        })
     }
 }
 
@@ -130,6 +170,8 @@ impl Work {
 pub struct Slot {
     pub verb: Verb,
     pub block: u64,
+    /// Of a block.
+    pub bytes: u64,
     /// The write of a sealed one is answered, its flush is not.
     pub written: bool,
     pub sent: Instant,
@@ -140,6 +182,7 @@ impl Slot {
         Slot {
             verb: Verb::Flush,
             block: 0,
+            bytes: BLOCK_BYTES,
             written: false,
             sent: now,
         }
@@ -227,6 +270,13 @@ mod tests {
     }
 
     #[test]
+    fn an_ascending_walk_takes_all_of_its_blocks_and_begins_again() {
+        let mut walk = Walk::ascending(7..10, 512);
+        let seen: Vec<u64> = (0..4).map(|_| walk.next()).collect();
+        assert_eq!(seen, [7, 8, 9, 7]);
+    }
+
+    #[test]
     fn shares_are_drawn_as_often_as_they_say() {
         let share = |per_mille, verb| Share {
             per_mille,
@@ -234,9 +284,9 @@ mod tests {
             walk: Walk::new(0..16),
         };
         let shares = vec![share(700, Verb::Read), share(300, Verb::Write)];
-        let mut work = Work::new(shares, 1);
+        let (mut work, now) = (Work::new(shares, 1), Instant::now());
         let reads = (0..10_000)
-            .filter(|_| work.next().is_some_and(|it| it.0 == Verb::Read))
+            .filter(|_| work.next(now).is_some_and(|it| it.verb == Verb::Read))
             .count();
         assert!((6_800..7_200).contains(&reads), "{reads}");
     }

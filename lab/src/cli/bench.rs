@@ -2,11 +2,11 @@
 //!
 //! Always true: the text says what was left out of a figure.
 
-use super::bench_cow;
 use super::tools::{
     Bench, BenchBurst, BenchDesktops, BenchDestage, BenchEngine, BenchImages, BenchMicro,
     BenchNeighbour, BenchPolicies, BenchRecord, BenchRestart,
 };
+use super::{bench_cluster, bench_cow};
 use crate::bench::engine::{BenchError, Figures, Options, run as measure};
 use crate::bench::micro::peer::Program;
 use crate::bench::{
@@ -42,6 +42,8 @@ pub fn run(context: &Context, command: &Bench) -> Result<()> {
         Bench::Policies(command) => policies(context, command),
         Bench::Record(command) => record(context, command),
         Bench::Restart(command) => restart(context, command),
+        Bench::Replicas(command) => bench_cluster::replicas(context, command),
+        Bench::Failover(command) => bench_cluster::failover(context, command),
         Bench::Images(command) => images(context, command),
         Bench::Cow(command) => bench_cow::run(context, command),
     }
@@ -216,7 +218,7 @@ fn mode(name: &str) -> DestageMode {
     }
 }
 
-fn directory(path: &Option<PathBuf>) -> PathBuf {
+pub fn directory(path: &Option<PathBuf>) -> PathBuf {
     path.clone().unwrap_or_else(std::env::temp_dir)
 }
 

@@ -1,7 +1,10 @@
 //! Benchmarks in smoke size, so that they cannot rot. Nothing here asserts a time.
 
-use crate::common::{EXIT_DONE, EXIT_FAILED, EXIT_USAGE, PATIENCE, Rig, have, text_of};
+use crate::common::{
+    EXIT_DONE, EXIT_FAILED, EXIT_USAGE, PATIENCE, Rig, binary, have, signal, text_of, wait_until,
+};
 use serde_json::Value;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 fn number(value: &Value) -> f64 {
@@ -407,6 +410,147 @@ fn the_live_half_of_the_copy_on_write_benchmark_proves_the_path_of_each_side() {
     }
     assert_eq!(document["changes"].as_array().map(Vec::len), Some(6));
     assert_swept(&rig);
+}
+
+/// Fails when: a slot with copies counts that has made none, or one without that has.
+#[test]
+fn the_benchmark_of_copies_proves_that_each_write_has_one() {
+    let rig = Rig::new();
+    let place = rig.dir.display().to_string();
+    let slots = ["--rounds", "1", "--seconds", "0.2", "--path", &place];
+    let sizes = ["--cache", "256MiB", "--size", "2MiB"];
+    let all = [&["bench", "replicas"], &slots[..], &sizes].concat();
+    let document = with_proven_rounds(&rig, &all);
+    assert_told_on_what(&document);
+    assert_eq!(document["device"]["limited"], false, "{document}");
+    assert!(number(&document["round_trip_us"]["median"]) > 0.0);
+    let loads = document["loads"].as_array().expect("a list of loads");
+    let names: Vec<&Value> = loads.iter().map(|it| &it["load"]).collect();
+    assert_eq!(names, ["fio", "jetstress", "write-flush", "write"]);
+    for load in loads {
+        for figure in ["alone", "copied", "write_through", "ratio", "a_a_ratio"] {
+            assert!(number(&load[figure]["median"]) > 0.0, "{figure}: {load}");
+        }
+        let costs = &load["each_4_kib"]["copied"];
+        for cost in ["owner_cpu_us", "member_cpu_us"] {
+            assert!(number(&costs[cost]["median"]) > 0.0, "{cost}: {load}");
+        }
+        let rounds = load["rounds"].as_array().expect("a list of rounds");
+        for round in rounds.iter().filter(|round| round["proven"] == true) {
+            let of = |slot: &str, what: &str| number(&round[slot][what]);
+            assert!(of("copied", "writes") > 0.0, "{round}");
+            let copied = of("copied", "copied_writes");
+            assert!(copied >= of("copied", "writes"), "{round}");
+            assert_eq!(round["copied"]["full"], true, "{round}");
+            if let Some(sent) = round["copied"]["wire_sent_bytes"].as_f64() {
+                assert!(sent >= of("copied", "write_bytes"), "{round}");
+            }
+            for alone in ["alone", "write_through", "alone_again"] {
+                assert!(of(alone, "writes") > 0.0, "{round}");
+                assert_eq!(of(alone, "copied_writes"), 0.0, "{round}");
+            }
+            assert!(of("write_through", "origin_write_bytes") > 0.0, "{round}");
+        }
+    }
+    assert_swept(&rig);
+}
+
+/// Fails when: a limit of devices is said to hold that was not set, or none is set and none missed.
+#[test]
+fn the_benchmark_of_copies_says_whether_its_devices_are_limited() {
+    let rig = Rig::new();
+    let place = rig.dir.display().to_string();
+    let slots = ["--rounds", "1", "--seconds", "0.2", "--path", &place];
+    let sizes = ["--cache", "256MiB", "--size", "2MiB"];
+    let limit = ["--loads", "write-flush", "--device-rate", "512MiB/s"];
+    let all = [&["bench", "replicas"], &slots[..], &sizes, &limit].concat();
+    let document = with_proven_rounds(&rig, &all);
+    let device = &document["device"];
+    match device["limited"].as_bool() {
+        Some(true) => assert_eq!(device["bytes_per_second"], 512_u64 << 20, "{device}"),
+        _ => assert!(device["reason"].is_string(), "{device}"),
+    }
+    for wrong in [
+        &["--size", "1GiB"][..],
+        &["--device-rate", "1"],
+        &["--loads", "none"],
+    ] {
+        let all = [&["bench", "replicas"], wrong].concat();
+        rig.refused(&all, EXIT_USAGE);
+    }
+}
+
+/// Fails when: a run ends well that has lost a flushed write, or an owner was not proven dead.
+#[test]
+fn the_benchmark_of_a_failover_finds_each_flushed_write_at_the_other_host() {
+    let rig = Rig::new();
+    let place = rig.dir.display().to_string();
+    let slots = ["--rounds", "2", "--seconds", "0.2", "--path", &place];
+    let sizes = ["--cache", "256MiB", "--size", "16MiB"];
+    let document = rig.json(&[&["bench", "failover"], &slots[..], &sizes].concat());
+    assert_told_on_what(&document);
+    let rounds = document["rounds"].as_array().expect("a list of rounds");
+    let owners: Vec<&Value> = rounds.iter().map(|it| &it["owner"]).collect();
+    assert_eq!(
+        owners,
+        ["a", "b"],
+        "the second round is the other way round"
+    );
+    for round in rounds {
+        let (owner, peer) = (&round["owner_killed"], &round["peer_killed"]);
+        assert_eq!(owner["proof"], "fenced by its program", "{round}");
+        let (flushed, found) = (&owner["flushed_writes"], &owner["found_writes"]);
+        assert!(number(flushed) > 0.0 && number(found) >= number(flushed));
+        assert!(number(&owner["submitted_writes"]) >= number(found));
+        assert!(number(&owner["flushes"]) > 0.0, "{round}");
+        assert_eq!(owner["checked_bytes"], 16_u64 << 20, "{round}");
+        for time in ["first_answer_ms", "copies_complete_ms"] {
+            assert!(number(&owner[time]) > 0.0, "{round}");
+        }
+        for time in ["longest_flush_ms", "degraded_ms", "copies_complete_ms"] {
+            assert!(number(&peer[time]) > 0.0, "{round}");
+        }
+        assert!(number(&peer["dirty_bytes"]) > 0.0, "{round}");
+    }
+    assert!(number(&document["owner_killed"]["first_answer_ms"]["median"]) > 0.0);
+    assert!(number(&document["peer_killed"]["longest_flush_ms"]["median"]) > 0.0);
+    assert_swept(&rig);
+}
+
+/// Fails when: daemons or files of a benchmark outlive it.
+#[test]
+fn a_benchmark_of_two_hosts_that_is_interrupted_leaves_nothing_behind() {
+    let place = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(binary());
+    command.args(["bench", "failover", "--rounds", "1000", "--path"]);
+    command.arg(place.path()).args(["--cache", "256MiB"]);
+    command.args(["--size", "16MiB", "--seconds", "0.2"]);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().expect("start it");
+    let run = place.path().join(format!("tenuto-demo-{}", child.id()));
+    let mut pids = Vec::new();
+    wait_until("both hosts run", PATIENCE, || {
+        let read = |name| std::fs::read_to_string(run.join(name)).ok();
+        let number = |name| read(name)?.parse::<i32>().ok();
+        pids = ["host-a.pid", "host-b.pid"]
+            .into_iter()
+            .filter_map(number)
+            .collect();
+        pids.len() == 2
+    });
+    signal(child.id() as i32, libc::SIGINT);
+    wait_until("it ends", PATIENCE, || {
+        child.try_wait().expect("ask for it").is_some()
+    });
+    let status = child.wait().expect("it has ended");
+    assert_eq!(status.code(), Some(EXIT_FAILED));
+    let left = std::fs::read_dir(place.path()).expect("list it").count();
+    assert_eq!(left, 0, "the run is swept");
+    for pid in pids {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
+        let lives = status.is_ok_and(|it| it.contains(&run.display().to_string()));
+        assert!(!lives, "a daemon lives on");
+    }
 }
 
 /// Where every run of a benchmark leaves nothing behind.

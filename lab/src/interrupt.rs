@@ -2,7 +2,7 @@
 //!
 //! Always true: the first signal lets whoever works notice and leave in order, so that everything
 //! that was made is taken away; a second one ends the process at once, and what is left then is
-//! swept by the next demonstration.
+//! swept by the next run of its kind.
 
 use host::error::{Error, Result, cause};
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl Interrupt {
     pub fn check(&self) -> Result<()> {
         match self.came() {
             true => Err(Error::failed(
-                "interrupted; guests are ended and all files of it are removed",
+                "interrupted; what it has started is ended, and all files of it are removed",
             )),
             false => Ok(()),
         }

@@ -1,0 +1,428 @@
+//! Slots on three volumes of one host, and what both hosts counted meanwhile.
+//!
+//! Owns the volumes, the connections of the guests, and the looks at counters. Always true: a slot
+//! is looked at from before its first request until its closing flush is answered, and asks for no
+//! more than one volume has room for; nothing of the slot before goes on in it; each log was
+//! written around once before anything is measured, and each volume has content. Deliberately
+//! absent: what follows from the figures.
+
+use super::load::Load;
+use super::{Limited, Options};
+use crate::bench::micro::peer::device_bytes;
+use crate::bench::own_process::number;
+use crate::bench::pair::{Pair, wait_for};
+use crate::bench::pipe::Pipe;
+use crate::bench::rounds;
+use crate::bench::wire;
+use crate::bench::work::{Carrier, Tally, Work};
+use crate::client::Client;
+use crate::in_process::make_image;
+use crate::interrupt::Interrupt;
+use crate::place::Place;
+use host::error::{Error, Result, cause};
+use host::sys;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// RAM of each host: less for reads than a volume has, so that the device is asked.
+pub const SIZES: &str = "ram = \"16MiB\"\nstage = \"64MiB\"";
+/// The daemons: whose guest it is, and who keeps the copies.
+const OWNER: usize = 0;
+const MEMBER: usize = 1;
+/// The volumes, and their slots in a round; the last slot is that of the first volume again.
+const NAMES: [&str; 3] = ["alone", "copied", "through"];
+pub const ALONE: usize = 0;
+pub const COPIED: usize = 1;
+pub const THROUGH: usize = 2;
+pub const AGAIN: usize = 3;
+/// Of the log each volume has so much for itself, or it would be destaged for want of room.
+const SHARE_PER_SIZE: u64 = 9;
+/// A slot asks for so much. With a copy versions that were overwritten stay dirty, and are destaged
+/// in the end.
+const SLOT_PER_SIZE: u64 = 2;
+/// At most half of the log is for shares, and two volumes have one; a small cache has less log.
+pub const CACHE_PER_SIZE: u64 = 64;
+/// Of what a volume has written, links may say so much beside it.
+const IDLE_WIRE_BYTES: u64 = 256 << 10;
+const WAIT_MAX: Duration = Duration::from_secs(600);
+
+/// What came of one slot.
+pub struct Slot {
+    tally: Tally,
+    took: Duration,
+    counted: Counted,
+    /// The copied volume had its copy, before and after.
+    full: bool,
+}
+
+/// Alone, with a copy, write-through, alone again.
+pub struct Round([Slot; 4]);
+
+/// Counters of one moment, or how they have grown.
+#[derive(Clone, Copy, Default)]
+struct Counted {
+    requests: u64,
+    writes: u64,
+    write_bytes: u64,
+    bytes: u64,
+    held_writes: u64,
+    origin_write_bytes: u64,
+    /// Writes of the copied volume that came to the member; told when a slot has settled.
+    copied: u64,
+    /// From the owner to the member, and back.
+    wire: Option<(u64, u64)>,
+    /// Of both hosts: time on processors, and bytes that the kernel has written for them.
+    cpu: [Duration; 2],
+    device: [Option<u64>; 2],
+}
+
+/// The guests of one load: of each volume its work and its connections.
+pub struct Guests([(Vec<Work>, Vec<Pipe>); 3]);
+
+pub struct Stage {
+    pair: Pair,
+    lasts: Duration,
+    size_bytes: u64,
+}
+
+fn failed(error: std::io::Error) -> Error {
+    Error::failed(format!("bench replicas: {}", cause(&error)))
+}
+
+/// Their images, and their tables in the configuration of each host.
+pub fn volumes(place: &Place, options: &Options) -> Result<String> {
+    let mut text = String::new();
+    let room = SHARE_PER_SIZE * options.size_bytes >> 20;
+    for (at, name) in NAMES.into_iter().enumerate() {
+        // A destage is for storage elsewhere, and takes nothing from the device of the cache; what
+        // is written through is as slow as that device.
+        let image = match at {
+            THROUGH => place.image(name),
+            _ => place.stage_dir().join(format!("{name}.img")),
+        };
+        make_image(&image, options.size_bytes)?;
+        text += &format!(
+            "[[volume]]\nname = \"{name}\"\norigin = {image:?}\nformat = \"raw\"\nexport = \
+             [\"nbd\"]\n"
+        );
+        text += &match at {
+            THROUGH => "policy = \"write-through\"\n".to_owned(),
+            _ => format!(
+                "policy = \"write-back\"\ndestage-after = \"never\"\nreplicas = {}\ndirty-limit = \
+                 \"{room}MiB\"\nshare = {{ min = \"{room}MiB\" }}\nflow = {{ dirty-bytes = \
+                 \"90%\" }}\n",
+                u8::from(at == COPIED)
+            ),
+        };
+    }
+    Ok(text)
+}
+
+impl Stage {
+    pub fn new(pair: Pair, options: &Options, interrupt: &Interrupt) -> Result<Stage> {
+        let stage = Stage {
+            pair,
+            lasts: Duration::from_secs_f64(options.seconds),
+            size_bytes: options.size_bytes,
+        };
+        for at in [ALONE, THROUGH, COPIED] {
+            stage.write(at, options.size_bytes)?;
+        }
+        stage.pair.wait_until_full(OWNER, NAMES[COPIED])?;
+        // The first lap of a log writes zeroes ahead, later ones do not.
+        for _ in 0..options.cache_bytes / options.size_bytes {
+            interrupt.check()?;
+            stage.write(COPIED, options.size_bytes)?;
+        }
+        Ok(stage)
+    }
+
+    /// From now on the devices are as slow as it says.
+    pub fn limit(&self, limited: &mut Limited) -> Result<()> {
+        let pids = [OWNER, MEMBER].map(|at| self.pair.served(at).pid());
+        pids.into_iter().try_for_each(|pid| limited.hold(pid))
+    }
+
+    /// So many bytes, one after the other, and a flush.
+    fn write(&self, at: usize, bytes: u64) -> Result<()> {
+        let mut works = Load::Fio.works(self.size_bytes);
+        let mut pipes = self.pipes(at, works.len())?;
+        bound(&mut works, bytes);
+        carry(&mut works, &mut pipes, WAIT_MAX)?;
+        self.client(at)?.flush().map_err(failed)
+    }
+
+    fn pipes(&self, at: usize, count: usize) -> Result<Vec<Pipe>> {
+        let socket = self.pair.socket(OWNER);
+        let pipes = (0..count).map(|_| Pipe::connect(&socket, NAMES[at], 1));
+        pipes.collect::<std::io::Result<_>>().map_err(failed)
+    }
+
+    fn client(&self, at: usize) -> Result<Client> {
+        Client::connect(&self.pair.socket(OWNER), NAMES[at]).map_err(failed)
+    }
+
+    pub fn guests(&self, load: Load) -> Result<Guests> {
+        let of = |at: usize| -> Result<(Vec<Work>, Vec<Pipe>)> {
+            let works = load.works(self.size_bytes);
+            let pipes = self.pipes(at, works.len())?;
+            Ok((works, pipes))
+        };
+        Ok(Guests([of(ALONE)?, of(COPIED)?, of(THROUGH)?]))
+    }
+
+    pub fn round(&self, guests: &mut Guests, round: u32, interrupt: &Interrupt) -> Result<Round> {
+        let mut slots = [None, None, None, None];
+        for step in 0..slots.len() {
+            interrupt.check()?;
+            let slot = (round as usize + step) % slots.len();
+            let at = if slot == AGAIN { ALONE } else { slot };
+            slots[slot] = Some(self.slot(&mut guests.0[at], at)?);
+        }
+        Ok(Round(slots.map(|slot| slot.expect("each has its turn"))))
+    }
+
+    fn slot(&self, (works, pipes): &mut (Vec<Work>, Vec<Pipe>), at: usize) -> Result<Slot> {
+        let mut flusher = self.client(at)?;
+        let is_full = || self.pair.is_full(OWNER, NAMES[COPIED]);
+        let copied = self.settle()?;
+        let (full, before) = (is_full()?, self.count(at)?);
+        // What is dirty stays below what a volume may have, however fast the machine is.
+        bound(works, SLOT_PER_SIZE * self.size_bytes);
+        let begun = Instant::now();
+        let tally = carry(works, pipes, self.lasts)?;
+        flusher.flush().map_err(failed)?;
+        let took = begun.elapsed();
+        let mut counted = self.count(at)?.since(before);
+        let full = full && is_full()?;
+        counted.copied = self.settle()?.saturating_sub(copied);
+        Ok(Slot {
+            tally,
+            took,
+            counted,
+            full,
+        })
+    }
+
+    /// Waits until nothing of a slot goes on: a destage of the copied volume, and the owner's look
+    /// at the member, which is a moment old. The number of the last write that the member has on
+    /// media.
+    fn settle(&self) -> Result<u64> {
+        let (mut copied, name) = (0, NAMES[COPIED]);
+        wait_for("an end of what goes on behind a slot", || {
+            let volume = self.pair.served(OWNER).volume(name)?;
+            let members = volume["replication"]["members"].as_array();
+            let streams = |it: &&Value| it["state"] == "streaming";
+            let member = members.and_then(|all| all.iter().find(streams));
+            copied = member.map_or(Ok(0), |it| number(&it["durable_serial"]))?;
+            let flags = volume["flags"].as_array();
+            let destages = flags.is_some_and(|all| all.contains(&json!("destaging")));
+            Ok(!destages && copied >= number(&volume["acked_serial"])?)
+        })?;
+        Ok(copied)
+    }
+
+    fn count(&self, at: usize) -> Result<Counted> {
+        let owner = self.pair.served(OWNER);
+        let volume = owner.volume(NAMES[at])?;
+        let of = |kind: &str, what: &str| number(&volume[kind][what]);
+        let pids = [OWNER, MEMBER].map(|at| self.pair.served(at).pid());
+        let cpu = pids.map(|pid| sys::process_cpu(Some(pid)).map_err(failed));
+        let [owns, keeps] = cpu;
+        Ok(Counted {
+            requests: of("reads", "requests")? + of("writes", "requests")?,
+            writes: of("writes", "requests")?,
+            write_bytes: of("writes", "bytes")?,
+            bytes: of("reads", "bytes")? + of("writes", "bytes")?,
+            held_writes: of("flow_control", "held_writes")?,
+            origin_write_bytes: of("origin", "write_bytes")?,
+            copied: 0,
+            wire: wire::sent_and_received(self.pair.listen(OWNER), self.pair.listen(MEMBER)),
+            cpu: [owns?, keeps?],
+            device: pids.map(|pid| Some(device_bytes(Some(pid))?.1)),
+        })
+    }
+}
+
+/// No more than so many bytes until the next flush.
+fn bound(works: &mut [Work], bytes: u64) {
+    let each = bytes / works.len() as u64;
+    for work in works {
+        work.left = Some((each / work.bytes_max()).max(1));
+    }
+}
+
+/// Each piece of work over its connection, all at the same time.
+fn carry(works: &mut [Work], pipes: &mut [Pipe], lasts: Duration) -> Result<Tally> {
+    let pairs = works.iter_mut().zip(pipes.iter_mut());
+    let tallies: Vec<std::io::Result<Tally>> = std::thread::scope(|scope| {
+        let jobs: Vec<_> = pairs
+            .map(|(work, pipe)| scope.spawn(move || pipe.carry(work, lasts)))
+            .collect();
+        jobs.into_iter()
+            .map(|job| job.join().expect("a guest does not panic"))
+            .collect()
+    });
+    let mut all: Option<Tally> = None;
+    for tally in tallies {
+        let tally = tally.map_err(failed)?;
+        match &mut all {
+            Some(all) => all.join(tally),
+            None => all = Some(tally),
+        }
+    }
+    Ok(all.expect("a load has at least one piece of work"))
+}
+
+impl Counted {
+    fn since(self, before: Counted) -> Counted {
+        let pair = |now: Option<(u64, u64)>, old: Option<(u64, u64)>| {
+            let (now, old) = (now?, old?);
+            Some((now.0.checked_sub(old.0)?, now.1.checked_sub(old.1)?))
+        };
+        let each = |at: usize| self.cpu[at].saturating_sub(before.cpu[at]);
+        let device = |at: usize| self.device[at]?.checked_sub(before.device[at]?);
+        Counted {
+            requests: self.requests - before.requests,
+            writes: self.writes - before.writes,
+            write_bytes: self.write_bytes - before.write_bytes,
+            bytes: self.bytes - before.bytes,
+            held_writes: self.held_writes - before.held_writes,
+            origin_write_bytes: self.origin_write_bytes - before.origin_write_bytes,
+            copied: 0,
+            // Connections that are new since then have counted less; then it is not known.
+            wire: pair(self.wire, before.wire),
+            cpu: [each(OWNER), each(MEMBER)],
+            device: [device(OWNER), device(MEMBER)],
+        }
+    }
+}
+
+impl Slot {
+    /// The figure of a load.
+    pub fn figure(&self, load: Load) -> Option<f64> {
+        let per_second = |count: u64| Some(count as f64 / self.took.as_secs_f64());
+        match load {
+            Load::Fio => per_second(self.counted.bytes).map(|it| it / f64::from(1 << 20)),
+            Load::Jetstress | Load::Write => per_second(self.counted.requests),
+            Load::WriteFlush => self.tally.quantile_us(50),
+        }
+    }
+
+    /// Of something, for each 4 KiB written.
+    fn each(&self, of: f64) -> Option<f64> {
+        let blocks = self.counted.write_bytes as f64 / 4096.0;
+        (blocks > 0.0).then_some(of / blocks)
+    }
+
+    pub fn owner_cpu_us(&self) -> Option<f64> {
+        self.each(self.counted.cpu[OWNER].as_secs_f64() * 1e6)
+    }
+
+    pub fn member_cpu_us(&self) -> Option<f64> {
+        self.each(self.counted.cpu[MEMBER].as_secs_f64() * 1e6)
+    }
+
+    pub fn wire_bytes(&self) -> Option<f64> {
+        let (sent, received) = self.counted.wire?;
+        self.each((sent + received) as f64)
+    }
+
+    pub fn origin_bytes(&self) -> Option<f64> {
+        self.each(self.counted.origin_write_bytes as f64)
+    }
+
+    pub fn owner_device_bytes(&self) -> Option<f64> {
+        self.each(self.counted.device[OWNER]? as f64)
+    }
+
+    pub fn member_device_bytes(&self) -> Option<f64> {
+        self.each(self.counted.device[MEMBER]? as f64)
+    }
+
+    /// Nothing of it went to the other host, and nothing to the origin.
+    fn is_alone(&self) -> bool {
+        let it = &self.counted;
+        let quiet = it.wire.is_none_or(|(sent, _)| sent < IDLE_WIRE_BYTES);
+        it.writes > 0 && it.copied == 0 && it.origin_write_bytes == 0 && quiet
+    }
+
+    /// All of it did; what has come to the origin before it left need not.
+    fn is_copied(&self) -> bool {
+        let it = &self.counted;
+        let due = it.write_bytes.saturating_sub(it.origin_write_bytes);
+        let sent = it.wire.is_none_or(|(sent, _)| sent > 0 && sent >= due);
+        it.writes > 0 && it.copied >= it.writes && sent && self.full
+    }
+
+    fn is_through(&self) -> bool {
+        let it = &self.counted;
+        it.copied == 0 && it.writes > 0 && it.origin_write_bytes >= it.write_bytes
+    }
+
+    fn document(&self, load: Load) -> Value {
+        let it = &self.counted;
+        json!({
+            load.figure(): self.figure(load),
+            "p50_us": self.tally.quantile_us(50),
+            "p99_us": self.tally.quantile_us(99),
+            "seconds": self.took.as_secs_f64(),
+            "requests": it.requests,
+            "writes": it.writes,
+            "write_bytes": it.write_bytes,
+            "held_writes": it.held_writes,
+            "origin_write_bytes": it.origin_write_bytes,
+            "copied_writes": it.copied,
+            "full": self.full,
+            "wire_sent_bytes": it.wire.map(|it| it.0),
+            "wire_received_bytes": it.wire.map(|it| it.1),
+            "owner_cpu_us": it.cpu[OWNER].as_micros() as u64,
+            "member_cpu_us": it.cpu[MEMBER].as_micros() as u64,
+            "owner_device_bytes": it.device[OWNER],
+            "member_device_bytes": it.device[MEMBER],
+        })
+    }
+}
+
+impl Round {
+    pub fn slot(&self, at: usize) -> &Slot {
+        &self.0[at]
+    }
+
+    pub fn is_proven(&self) -> bool {
+        let [alone, copied, through, again] = &self.0;
+        alone.is_alone() && again.is_alone() && copied.is_copied() && through.is_through()
+    }
+
+    pub fn document(&self, load: Load) -> Value {
+        let [alone, copied, through, again] = self.0.each_ref().map(|it| it.document(load));
+        json!({
+            "proven": self.is_proven(),
+            "alone": alone,
+            "copied": copied,
+            "write_through": through,
+            "alone_again": again,
+        })
+    }
+}
+
+/// What a figure of two kinds of slots says, round by round.
+pub fn ratio<'a>(
+    all: impl Iterator<Item = &'a Round> + Clone,
+    (over, under): (usize, usize),
+    figure: impl Fn(&Slot) -> Option<f64>,
+) -> Option<rounds::Spread> {
+    let column = |at: usize| -> Vec<Option<f64>> {
+        let all = all.clone();
+        all.map(|round| figure(round.slot(at))).collect()
+    };
+    rounds::ratios(&column(over), &column(under))
+}
+
+pub fn median<'a>(
+    all: impl Iterator<Item = &'a Round>,
+    at: usize,
+    figure: impl Fn(&Slot) -> Option<f64>,
+) -> Option<rounds::Spread> {
+    rounds::Spread::of(all.filter_map(|round| figure(round.slot(at))))
+}
