@@ -251,7 +251,7 @@ pub struct BenchReplicas {
     /// Rounds of four slots of each load: no copy, one copy, write-through, no copy again
     #[arg(long, value_name = "N", default_value_t = 15)]
     pub rounds: u32,
-    /// Length of one slot, which ends earlier when twice as much was asked for as the volume has
+    /// Length of one slot, which ends earlier when as much was asked for as the volume has
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     pub seconds: f64,
     /// Limit the cache device of each host, as in 200MiB/s, so that the processors of a small
@@ -259,10 +259,10 @@ pub struct BenchReplicas {
     #[arg(long, value_name = "RATE")]
     pub device_rate: Option<String>,
     /// Size of the cache of each host
-    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
     pub cache: String,
     /// Size of each volume, at most a sixty-fourth of the cache
-    #[arg(long, value_name = "SIZE", default_value = "32MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub size: String,
     /// Directory on the device that holds the caches; default: that of temporary files
     #[arg(long, value_name = "DIR")]
