@@ -185,8 +185,8 @@ impl Stage {
         let is_full = || self.pair.is_full(OWNER, NAMES[COPIED]);
         let copied = self.settle()?;
         let (full, before) = (is_full()?, self.count(at)?);
-        // What is dirty stays below what a volume may have, however fast the machine is, and nothing
-        // is overwritten before it was sent, which then would not be.
+        // What is dirty stays below what a volume may have, however fast the machine is, and
+        // nothing is overwritten before it was sent, which then would not be.
         bound(works, self.size_bytes);
         let begun = Instant::now();
         let tally = carry(works, pipes, self.lasts)?;
