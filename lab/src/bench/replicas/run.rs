@@ -90,7 +90,7 @@ fn failed(error: std::io::Error) -> Error {
 /// Their images, and their tables in the configuration of each host.
 pub fn volumes(place: &Place, options: &Options) -> Result<String> {
     let mut text = String::new();
-    let room = SHARE_PER_SIZE * options.size_bytes >> 20;
+    let room = (SHARE_PER_SIZE * options.size_bytes) >> 20;
     for (at, name) in NAMES.into_iter().enumerate() {
         // A destage is for storage elsewhere, and takes nothing from the device of the cache; what
         // is written through is as slow as that device.
