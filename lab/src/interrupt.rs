@@ -1,6 +1,6 @@
 //! The user's wish to stop: SIGINT or SIGTERM.
 //!
-//! Always true: the first signal lets whoever works notice and leave in order, so that everything
+//! Always true: the first signal lets the work notice and leave in order, so that everything
 //! that was made is taken away; a second one ends the process at once, and what is left then is
 //! swept by the next run of its kind.
 

@@ -6,13 +6,15 @@
 //! a guess. Deliberately absent: counters of the product.
 
 use super::rounds::Spread;
+use crate::stats::quantile;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Of one measurement of round trips; the median counts.
+/// Of one measurement of round trips, in so many parts of which each has a median.
 const ROUND_TRIPS: usize = 2000;
+const PARTS: usize = 20;
 const ROUND_TRIP_BYTES: usize = 64;
 
 /// Bytes that the first host has sent to the second, and has received from it, over the
@@ -66,7 +68,9 @@ pub fn round_trip_us() -> io::Result<Option<Spread>> {
             took.push(begun.elapsed());
         }
         answering.join().expect("it does not panic")?;
-        Ok(Spread::of(took.iter().map(|it| it.as_secs_f64() * 1e6)))
+        let parts = took.chunks_mut(ROUND_TRIPS / PARTS);
+        let medians = parts.filter_map(|part| quantile(part, 50));
+        Ok(Spread::of(medians.map(|it| it.as_secs_f64() * 1e6)))
     })
 }
 

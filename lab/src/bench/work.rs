@@ -2,8 +2,9 @@
 //!
 //! Owns the choice of the next request and the record of those that were answered. Always true:
 //! a walk visits every block of its range once before it comes back to one, in an order that no
-//! device can guess, or one after the other; a record holds times that were measured, and grows only up to the room it
-//! was made with for a slot of usual length. Deliberately absent: who carries the requests.
+//! device can guess, or one after the other; a record holds times that were measured, and grows
+//! only up to the room it was made with for a slot of usual length. Deliberately absent: who
+//! carries the requests.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};

@@ -103,8 +103,15 @@ pub enum Bench {
     /// Start of the process to the first reply, after an orderly stop, a kill, a loss of power
     Restart(BenchRestart),
     /// Guest speed with a copy of each write on a second host, against the same load without one
+    ///
+    /// Starts two hosts of a cluster on this machine, and three volumes side by side: write-back
+    /// without a copy, with one copy, and write-through. Two copies are not in this version.
     Replicas(BenchReplicas),
     /// A host of a cluster is killed: the first answer at another one, and flushes meanwhile
+    ///
+    /// Starts two hosts of a cluster on this machine, and a volume with a copy. In each round the
+    /// peer is killed under load and comes back, then the owner, and the guest goes on at the other
+    /// host. Ends with code 1 if a write that was flushed is not there.
     Failover(BenchFailover),
     /// What a qcow2 clone costs more than a raw image: requests, destages, the guard, memory
     Images(BenchImages),
@@ -236,10 +243,6 @@ pub struct BenchRestart {
     pub path: Option<PathBuf>,
 }
 
-/// Guest speed with a copy of each write on a second host, against the same load without one
-///
-/// Starts two hosts of a cluster on this machine, and three volumes side by side: write-back
-/// without a copy, with one copy, and write-through. Two copies are not in this version.
 #[derive(Clone, Debug, Args)]
 pub struct BenchReplicas {
     /// Which loads, with commas between: 64 KiB sequential writes; a database of 32 KiB pages with
@@ -251,7 +254,7 @@ pub struct BenchReplicas {
     /// Rounds of four slots of each load: no copy, one copy, write-through, no copy again
     #[arg(long, value_name = "N", default_value_t = 15)]
     pub rounds: u32,
-    /// Length of one slot, which ends earlier when twice as much was asked for as the volume has
+    /// Length of one slot, which ends earlier when as much was asked for as the volume has
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     pub seconds: f64,
     /// Limit the cache device of each host, as in 200MiB/s, so that the processors of a small
@@ -259,21 +262,16 @@ pub struct BenchReplicas {
     #[arg(long, value_name = "RATE")]
     pub device_rate: Option<String>,
     /// Size of the cache of each host
-    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
     pub cache: String,
     /// Size of each volume, at most a sixty-fourth of the cache
-    #[arg(long, value_name = "SIZE", default_value = "32MiB")]
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub size: String,
     /// Directory on the device that holds the caches; default: that of temporary files
     #[arg(long, value_name = "DIR")]
     pub path: Option<PathBuf>,
 }
 
-/// A host of a cluster is killed: the first answer at another one, and flushes meanwhile
-///
-/// Starts two hosts of a cluster on this machine, and a volume with a copy. In each round the peer
-/// is killed under load and comes back, then the owner, and the guest goes on at the other host.
-/// Ends with code 1 if a write that was flushed is not there.
 #[derive(Clone, Debug, Args)]
 pub struct BenchFailover {
     /// Rounds of two kills

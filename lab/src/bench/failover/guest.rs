@@ -53,7 +53,7 @@ impl Meter {
     }
 }
 
-/// A meter that stops its guest when it goes, also when whoever watches has failed.
+/// A meter that stops its guest when it goes, also when what watches it has failed.
 pub struct Stopping<'a>(pub &'a Meter);
 
 impl Drop for Stopping<'_> {

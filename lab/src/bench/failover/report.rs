@@ -96,9 +96,9 @@ pub fn headline(report: &Report) -> String {
     let flushed: u64 = report.rounds.iter().map(|it| it.owner_killed.flushes).sum();
     format!(
         "two hosts on this machine over loopback, replicas = 1; the guest has {} MiB, all dirty, \
-         and writes 4 KiB at random, {DEPTH} in flight, with a flush after each {WRITES_PER_FLUSH}; \
-         {} rounds with two kills under load each; after each kill of the owner all of the disk \
-         was read and has every write before the last of {flushed} flushes",
+         and writes 4 KiB at random, {DEPTH} in flight, with a flush after each \
+         {WRITES_PER_FLUSH}; {} rounds with two kills under load each; after each kill of the \
+         owner all of the disk was read and has every write before the last of {flushed} flushes",
         options.size_bytes >> 20,
         report.rounds.len(),
     )

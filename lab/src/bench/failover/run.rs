@@ -97,7 +97,7 @@ impl Stage {
     pub fn new(place: &Place, options: &Options) -> Result<Stage> {
         let image = place.image(NAME);
         make_image(&image, options.size_bytes)?;
-        let room = 2 * options.size_bytes >> 20;
+        let room = (2 * options.size_bytes) >> 20;
         let volumes = format!(
             "[[volume]]\nname = \"{NAME}\"\norigin = {image:?}\nformat = \"raw\"\nexport = \
              [\"nbd\"]\npolicy = \"write-back\"\ndestage-after = \"never\"\nreplicas = \

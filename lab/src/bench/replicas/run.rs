@@ -35,11 +35,9 @@ pub const ALONE: usize = 0;
 pub const COPIED: usize = 1;
 pub const THROUGH: usize = 2;
 pub const AGAIN: usize = 3;
-/// Of the log each volume has so much for itself, or it would be destaged for want of room.
+/// Of the log each volume has so much for itself, or it would be destaged for want of room. With a
+/// copy versions that were overwritten stay dirty, and are destaged in the end.
 const SHARE_PER_SIZE: u64 = 9;
-/// A slot asks for so much. With a copy versions that were overwritten stay dirty, and are destaged
-/// in the end.
-const SLOT_PER_SIZE: u64 = 2;
 /// At most half of the log is for shares, and two volumes have one; a small cache has less log.
 pub const CACHE_PER_SIZE: u64 = 64;
 /// Of what a volume has written, links may say so much beside it.
@@ -92,7 +90,7 @@ fn failed(error: std::io::Error) -> Error {
 /// Their images, and their tables in the configuration of each host.
 pub fn volumes(place: &Place, options: &Options) -> Result<String> {
     let mut text = String::new();
-    let room = SHARE_PER_SIZE * options.size_bytes >> 20;
+    let room = (SHARE_PER_SIZE * options.size_bytes) >> 20;
     for (at, name) in NAMES.into_iter().enumerate() {
         // A destage is for storage elsewhere, and takes nothing from the device of the cache; what
         // is written through is as slow as that device.
@@ -187,8 +185,9 @@ impl Stage {
         let is_full = || self.pair.is_full(OWNER, NAMES[COPIED]);
         let copied = self.settle()?;
         let (full, before) = (is_full()?, self.count(at)?);
-        // What is dirty stays below what a volume may have, however fast the machine is.
-        bound(works, SLOT_PER_SIZE * self.size_bytes);
+        // What is dirty stays below what a volume may have, however fast the machine is, and
+        // nothing is overwritten before it was sent, which then would not be.
+        bound(works, self.size_bytes);
         let begun = Instant::now();
         let tally = carry(works, pipes, self.lasts)?;
         flusher.flush().map_err(failed)?;
