@@ -515,7 +515,7 @@ impl Set {
     /// The host that may still write the origin, if there is no proof that it does not.
     pub fn waits_for(&self) -> Option<&Holder> {
         let drainer = self.record.drainer();
-        let other = drainer.filter(|it| !it.is_same_host(&self.me));
+        let other = drainer.filter(|it| it.host != self.me.host);
         other.filter(|_| !self.ended && !self.is_proved())
     }
 
@@ -904,7 +904,7 @@ impl Set {
             .record
             .drainer()
             .expect("an owner's record has a drainer");
-        if !self.may_drain() && (self.is_proved() || drainer.is_same_host(&self.me)) {
+        if !self.may_drain() && (self.is_proved() || drainer.host == self.me.host) {
             return self.prepare(cx);
         }
         if let Some(members) = self.with_learner() {

@@ -666,7 +666,8 @@ impl Unit {
         };
         let owns = newest.owner.as_ref().is_some_and(|it| it.host == from);
         let drainer = newest.drainer();
-        let drains = drainer.is_some_and(|it| it.is_same_host(&self.me));
+        // Also with a cache that was made anew since.
+        let drains = drainer.is_some_and(|it| it.host == self.me.host);
         if owns && drains && newest.epoch == epoch && self.has_let_go(newest) {
             let record = newest.clone();
             cx.out.push(Action::Release { record });

@@ -164,6 +164,16 @@ fn who_was_replaced_says_that_it_writes_no_more_once_it_knows_the_record() {
     host.hears(ask(4, taken.epoch));
     assert!(says(&host));
 
+    // With another cache than it had as the owner.
+    let mut made_anew = taken.clone();
+    made_anew.drainer = Some(Holder {
+        cache: id(77),
+        ..holder(1)
+    });
+    let mut host = Host::new(&made_anew, false);
+    host.hears(ask(4, taken.epoch));
+    assert!(says(&host));
+
     // Not the drainer, or not replaced by who asks.
     let mut strange = taken.clone();
     strange.drainer = Some(holder(2));

@@ -202,10 +202,15 @@ impl Stage {
         pair.wait_until_full(other, NAME)?;
         let full = started.elapsed();
         self.owner = other;
+        let mut proof = Value::Null;
+        wait_for("proof that the killed host writes no more", || {
+            proof = self.pair.served(other).volume(NAME)?["drain"]["proof"].clone();
+            Ok(!proof.is_null())
+        })?;
         Ok(OwnerKilled {
             first_answer,
             first_answer_before,
-            proof: self.pair.served(other).volume(NAME)?["drain"]["proof"].clone(),
+            proof,
             flushed: found.floor,
             found: found.cut,
             submitted: found.newest,
