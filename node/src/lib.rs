@@ -19,6 +19,8 @@ pub mod change;
 pub mod choice;
 mod codec;
 pub mod copy;
+#[cfg(test)]
+mod fixtures;
 pub mod frame;
 pub mod history;
 pub mod message;

@@ -3,23 +3,10 @@
 use super::*;
 use crate::broken::Rule;
 use crate::change::Order;
+use crate::fixtures::{holder, id};
 use alloc::vec;
 
 const FIRST: u64 = 1 << 42;
-
-fn id(number: u8) -> Uuid {
-    Uuid([number; 16])
-}
-
-fn holder(number: u8) -> Holder {
-    Holder {
-        host: id(number),
-        cache: id(number),
-        boot: id(90),
-        session: id(91),
-        name: "h".into(),
-    }
-}
 
 fn member(number: u8) -> Member {
     Member {

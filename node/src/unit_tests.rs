@@ -1,24 +1,11 @@
 //! Schedules of one unit whose record names copies; the search has those without.
 
 use super::*;
+use crate::fixtures::{holder, id};
 use crate::record::Member;
 use alloc::vec;
 
 const OWNER: u8 = 7;
-
-fn id(number: u8) -> Uuid {
-    Uuid([number; 16])
-}
-
-fn holder(number: u8) -> Holder {
-    Holder {
-        host: id(number),
-        cache: id(number),
-        boot: id(90),
-        session: id(91),
-        name: "h".into(),
-    }
-}
 
 fn record(number: u64, owner: u8, members: &[u8]) -> Record {
     let member = |number: &u8| Member {

@@ -152,6 +152,11 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Gone));
             return;
         }
+        if volume.prove_order().is_some() {
+            // Its files are exchanged in a moment.
+            cx.out.reply(request, Err(Refusal::Busy));
+            return;
+        }
         if volume.owes_when_suspended() {
             cx.out.reply(request, Err(Refusal::Dirty));
             return;

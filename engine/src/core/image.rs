@@ -159,6 +159,9 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Gone));
             return;
         }
+        if let Some(order) = volume.drop_proof() {
+            cx.out.reply(order, Err(Refusal::Gone));
+        }
         self.hold_for_image(cx, id, Finding::Deposed);
         let volume = self.volume(id);
         assert!(volume.misfit() == Some(Finding::Deposed) || volume.lies_on_another());

@@ -492,10 +492,15 @@ fn resolve_from(
 mod tests {
     use super::*;
     use crate::map::Piece;
-    use crate::types::LogAddr;
+    use crate::types::{ConnectionId, LogAddr, RequestId};
     use workload::rng::Rng;
 
     const SECTORS: u64 = 500;
+    /// Of an administrator.
+    pub const ORDER: RequestId = RequestId {
+        connection: ConnectionId(1),
+        number: 1,
+    };
 
     pub fn volume() -> Volume {
         Volume::known(VolumeRecord {

@@ -95,14 +95,7 @@ impl Volume {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::volume;
-    use super::*;
-    use crate::types::ConnectionId;
-
-    const ORDER: RequestId = RequestId {
-        connection: ConnectionId(1),
-        number: 1,
-    };
+    use super::super::tests::{ORDER, volume};
 
     #[test]
     fn a_volume_without_proof_is_emptied_once_and_may_stay_as_it_was() {

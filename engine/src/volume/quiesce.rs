@@ -197,14 +197,8 @@ impl Volume {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::volume;
+    use super::super::tests::{ORDER, volume};
     use super::*;
-    use crate::types::ConnectionId;
-
-    const ORDER: RequestId = RequestId {
-        connection: ConnectionId(1),
-        number: 1,
-    };
 
     #[test]
     fn a_rest_that_has_begun_ends_by_an_order_or_by_need() {

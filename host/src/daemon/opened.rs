@@ -22,7 +22,7 @@ use engine::types::{DestageMode, Policy, Uuid, VolumeId};
 /// Why a volume joins, where that is not to serve guests as its settings say.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Joining {
-    /// Only to be destaged; nobody is shown it.
+    /// Only to be destaged; no client is shown it.
     pub(super) orphan: bool,
     /// What the ledger says is dirty elsewhere is given up.
     pub(super) accept_loss: bool,

@@ -807,6 +807,12 @@ impl Entry {
         !busy && !self.busy && !leaves
     }
 
+    /// Its volume is open here, or may be at any moment: one that is held is tried again.
+    fn acts(&self) -> bool {
+        let serves = |it: &owning::Owning| it.served || it.serving || it.letting_go;
+        self.held.is_some() || self.owning.as_ref().is_some_and(serves)
+    }
+
     /// Its volume is served here now.
     fn is_served(&self) -> bool {
         self.serves

@@ -14,7 +14,7 @@
 
 use super::kept::{Place, take_over};
 use super::owning::{Owning, Step, What, now};
-use super::{Event as UnitEvent, Input, Job, Manager, Random};
+use super::{Entry, Event as UnitEvent, Input, Job, Manager, Random};
 use engine::snapshot::CopySnapshot;
 use engine::types::{Serial, Uuid, VolumeId};
 use node::change::Order;
@@ -752,6 +752,7 @@ impl Manager {
         let Some(entry) = self.entries.get_mut(name) else {
             return;
         };
+        let acts = entry.acts();
         let Some(owning) = entry.owning.take() else {
             return;
         };
@@ -763,7 +764,6 @@ impl Manager {
             Some(owner) if owner.is_same_host(&self.member.me) => {}
             Some(owner) => {
                 let owner = owner.name.clone();
-                let acts = owning.served || owning.serving || owning.letting_go;
                 match acts {
                     true => {
                         entry.retiring = Some(own);
@@ -805,9 +805,7 @@ impl Manager {
     /// A copy of this host was frozen by this record: what it owns with it ends. True if the volume
     /// is let go of first, which [`Manager::retire_copy`] follows.
     pub(super) fn depose_owner(&mut self, name: &str, record: Record) -> bool {
-        let acts = self
-            .owning(name)
-            .is_some_and(|it| it.served || it.serving || it.letting_go);
+        let acts = self.entries.get(name).is_some_and(Entry::acts);
         self.own_step(name, Step::Seen(record));
         acts && self.owning(name).is_none()
     }

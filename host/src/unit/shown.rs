@@ -55,7 +55,10 @@ impl Manager {
                 }
             }
             // It has the right, and is about to use it.
-            What::Set(_) if owning.served && !owning.drains => ("taking", problem),
+            What::Set(_) if owning.served && !owning.drains => match problem {
+                Some(_) => ("waiting-for-proof", problem),
+                None => ("taking", None),
+            },
             What::Set(_) => ("owner", problem),
         }
     }

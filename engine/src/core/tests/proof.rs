@@ -185,6 +185,24 @@ fn a_volume_whose_image_does_not_fit_goes_on_without_the_right() {
 }
 
 #[test]
+fn a_volume_that_is_given_away_in_the_middle_gets_no_right() {
+    let mut pair = lost_in_destage();
+    let (host, volume) = (&mut pair.member, pair.replica);
+    let before = files(host, volume);
+    host.hold(reads_origin);
+    host.ask(volume, 9, 1);
+    let proved = host.order(Command::Prove { volume });
+    let gone = host.order(Command::Suspend { volume });
+    assert_eq!(host.answer(gone), Some(Err(Refusal::Busy)));
+    let deposed = host.order(Command::Depose { volume });
+    assert_eq!(host.answer(proved), Some(Err(Refusal::Gone)));
+    host.hold(none);
+    host.pass(100);
+    assert_eq!(host.answer(deposed), Some(Ok(())));
+    assert!(files(host, volume) == before);
+}
+
+#[test]
 fn a_volume_without_proof_is_none_of_this_host_s_without_a_copy() {
     let (mut host, disk) = Host::write_back();
     let spec = spec(Policy::WriteBack, "other");
