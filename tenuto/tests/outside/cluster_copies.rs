@@ -2,7 +2,8 @@
 //! some are killed, also together with what they had. What was flushed is there all the same.
 //!
 //! Always true: a host is killed with flushes under way, and what it had on its SSD is removed
-//! where a test says that it is lost. Deliberately absent: delay, loss and partitions of links.
+//! where a test says that it is lost. Deliberately absent: delay, loss and partitions of links, see
+//! `cluster_partitions`.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -13,14 +14,15 @@ use serde_json::Value;
 use workload::check::{Crash, Promise};
 use workload::rng::Rng;
 
-use crate::cluster_units::{Host, Shared, free_ports};
+use crate::cluster_links::loopback;
+use crate::cluster_units::{Host, Shared};
 use crate::common::load::{End, Load, Mix};
 use crate::common::nbd::Client;
 use crate::common::{EXIT_FAILED, PATIENCE, SetWhenDropped, count, seed, text_of, wait_until};
 
-const BYTES: u64 = 64 << 20;
+pub(crate) const BYTES: u64 = 64 << 20;
 /// Nothing goes to the image by itself, so that what is found was in a log.
-const ONE_COPY: &str = "destage-after = \"never\"\nreplicas = 1";
+pub(crate) const ONE_COPY: &str = "destage-after = \"never\"\nreplicas = 1";
 const NO_COPY: &str = "destage-after = \"never\"\nreplicas = 0";
 /// A flush waits until a peer that is lost was left out. What the product promises is measured by
 /// the bench; this only tells a wait that ends from one that does not.
@@ -28,12 +30,12 @@ const FLUSH_MAX: Duration = Duration::from_secs(5);
 
 /// Hosts of one cluster with one volume, whose fence program says that a host writes no more when
 /// its daemon is gone.
-struct Cluster {
-    hosts: Vec<Host>,
-    shared: Shared,
+pub(crate) struct Cluster {
+    pub hosts: Vec<Host>,
+    pub shared: Shared,
 }
 
-fn name(at: usize) -> String {
+pub(crate) fn name(at: usize) -> String {
     format!("host-{}", char::from(b'a' + at as u8))
 }
 
@@ -54,7 +56,19 @@ fn fence_program(shared: &Shared) -> PathBuf {
 impl Cluster {
     fn new(hosts: usize, lines: &str) -> Cluster {
         let shared = Shared::new();
-        let (image, vault) = (shared.path("disk.img"), shared.path("vault"));
+        let vault = format!("dir:{}", shared.path("vault").display());
+        let mut cluster = Cluster::joined(shared, lines, &vec![vault; hosts]).0;
+        for at in 1..hosts {
+            cluster.start(at);
+        }
+        cluster.are_up();
+        cluster
+    }
+
+    /// One host for each vault, of which the first one runs; and the addresses at which they
+    /// listen. All vaults are the same one, which each host may reach in another way.
+    pub fn joined(shared: Shared, lines: &str, vaults: &[String]) -> (Cluster, Vec<String>) {
+        let image = shared.path("disk.img");
         let file = std::fs::File::create(&image).expect("an image");
         file.set_len(BYTES).expect("its size");
         let fence = fence_program(&shared);
@@ -63,14 +77,14 @@ impl Cluster {
             hosts: Vec::new(),
             shared,
         };
-        for at in 0..hosts {
+        let mut listen = Vec::new();
+        for (at, vault) in vaults.iter().enumerate() {
             let mut host = Host::new(&name(at), &image, "raw", lines);
-            let (port, rack) = (&free_ports()[0], format!("rack-{at}"));
-            let place = ["--listen", port, "--domain", &rack];
+            let (address, rack) = (format!("{}:7440", loopback()), format!("rack-{at}"));
+            let place = ["--listen", &address, "--domain", &rack];
             let command = match cluster.hosts.first() {
                 None => {
-                    let vault = format!("dir:{}", vault.display());
-                    let init = ["cluster", "init", "c1", "--vault", &vault];
+                    let init = ["cluster", "init", "c1", "--vault", vault];
                     [&init[..], &place].concat().join(" ")
                 }
                 Some(first) => {
@@ -80,23 +94,34 @@ impl Cluster {
                 }
             };
             host.rig.done(&command.split(' ').collect::<Vec<_>>());
+            let text = std::fs::read_to_string(host.rig.config_path()).expect("read");
+            let text = text.replace(&vaults[0], vault);
+            std::fs::write(host.rig.config_path(), text).expect("written");
             host.keep_section();
             host.rig.section(&fence);
             host.rig.write_config();
             cluster.hosts.push(host);
-            cluster.start(at);
+            listen.push(address);
+            if at == 0 {
+                cluster.start(at);
+            }
         }
-        for host in &cluster.hosts {
+        (cluster, listen)
+    }
+
+    /// Waits until all see each other.
+    pub fn are_up(&self) {
+        for host in &self.hosts {
             wait_until("the other hosts are up", PATIENCE, || {
                 let peers = host.rig.json(&["peer", "ls"])["peers"].clone();
                 let peers = peers.as_array().expect("a list");
-                peers.len() == hosts - 1 && peers.iter().all(|peer| peer["state"] == "up")
+                let up = peers.iter().filter(|peer| peer["state"] == "up");
+                up.count() == self.hosts.len() - 1
             });
         }
-        cluster
     }
 
-    fn start(&mut self, at: usize) {
+    pub fn start(&mut self, at: usize) {
         let host = &mut self.hosts[at];
         host.start();
         let path = self.shared.path(&format!("{}.pid", name(at)));
@@ -104,19 +129,19 @@ impl Cluster {
     }
 
     /// The host is gone with its SSD and its RAM.
-    fn destroy(&mut self, at: usize) {
+    pub fn destroy(&mut self, at: usize) {
         self.hosts[at].kill();
         let rig = &self.hosts[at].rig;
         std::fs::remove_file(rig.cache_path()).expect("its cache");
         rig.lose_stage();
     }
 
-    fn copies(&self, at: usize) -> Value {
+    pub fn copies(&self, at: usize) -> Value {
         self.hosts[at].show()["replication"].clone()
     }
 
     /// Waits until the volume that this host serves has its copy. Who has it.
-    fn is_full(&self, at: usize) -> usize {
+    pub fn is_full(&self, at: usize) -> usize {
         let mut copies = Value::Null;
         wait_until("another host has a copy", PATIENCE, || {
             copies = self.copies(at);
@@ -129,7 +154,7 @@ impl Cluster {
         hosts.find(|at| peer == name(*at)).expect("a host of ours")
     }
 
-    fn is_degraded(&self, at: usize) {
+    pub fn is_degraded(&self, at: usize) {
         wait_until("it is degraded", PATIENCE, || {
             self.copies(at)["state"] == "degraded"
         });
@@ -142,7 +167,7 @@ impl Cluster {
     }
 
     /// A client that waits as long as a takeover takes.
-    fn served(&self, at: usize) -> Client {
+    pub fn served(&self, at: usize) -> Client {
         let socket = self.hosts[at].rig.socket("disk");
         let mut client = None;
         wait_until(&format!("{} serves it", name(at)), PATIENCE, || {
@@ -153,7 +178,7 @@ impl Cluster {
     }
 
     /// So many requests, all answered, and what was written is flushed.
-    fn write(&self, at: usize, load: &mut Load, requests: u64) {
+    pub fn write(&self, at: usize, load: &mut Load, requests: u64) {
         let before = load.counts.answered;
         let more = |counts: &crate::common::load::Counts| counts.answered - before < requests;
         let end = load.run(self.served(at), more);
@@ -163,13 +188,13 @@ impl Cluster {
         self.leave(at, client);
     }
 
-    fn leave(&self, at: usize, client: Client) {
+    pub fn leave(&self, at: usize, client: Client) {
         client.disconnect();
         self.hosts[at].rig.gone_clients("disk");
     }
 
     /// Reads all of the volume at this host and judges it.
-    fn check(&self, at: usize, load: &mut Load, crash: Crash, when: &str) {
+    pub fn check(&self, at: usize, load: &mut Load, crash: Crash, when: &str) {
         let mut client = self.served(at);
         let found = load.verify(crash, &mut client);
         let found = found.unwrap_or_else(|violation| panic!("{when}: {violation}"));
@@ -180,7 +205,7 @@ impl Cluster {
 
     /// Kills these hosts under load after so many answers. Where the owner is among them the load
     /// ends with it, else after as many answers again.
-    fn kill_under_load(&mut self, owner: usize, load: &mut Load, dead: &[usize], answers: u64) {
+    pub fn kill_under_load(&mut self, owner: usize, load: &mut Load, dead: &[usize], answers: u64) {
         let client = self.served(owner);
         let (before, mut lives) = (load.counts.answered, true);
         let hosts = &mut self.hosts;
@@ -200,7 +225,7 @@ impl Cluster {
         assert!(!lives, "it was killed under load");
     }
 
-    fn stop(mut self) {
+    pub fn stop(mut self) {
         self.hosts.iter_mut().for_each(|host| drop(host.stop()));
     }
 }
