@@ -125,7 +125,7 @@ pub fn trouble(view: &View, volume: &VolumeSnapshot) -> Option<String> {
 /// What is worth an event between two looks at one volume.
 pub fn changes(before: &Shown, after: &Shown) -> Vec<Change> {
     let mut changes = Vec::new();
-    changes.extend(taken_over(before, after));
+    changes.extend(taken_over(before, after).or_else(|| proved(before, after)));
     let state = |shown: &Shown| shown.replication.as_ref().map_or("", |it| it.state);
     let (was, Some(now)) = (state(before), &after.replication) else {
         return changes;
@@ -163,14 +163,40 @@ fn taken_over(before: &Shown, after: &Shown) -> Option<Change> {
         .owner
         .as_ref()
         .filter(|_| !before.here && after.here)?;
-    let proof = after
-        .proof
-        .filter(|_| after.owner.as_ref() != Some(owner))?;
+    if after.owner.as_ref() == Some(owner) {
+        return None;
+    }
+    let words = match (waits_for(after), after.proof) {
+        (Some(host), _) => format!(
+            "was taken over from {owner}; nothing is brought to its image, which {host} may still \
+             write"
+        ),
+        (None, Some(proof)) => {
+            format!("was taken over from {owner}, which can write no more: {proof}")
+        }
+        (None, None) => return None,
+    };
     Some(Change {
         severity: Severity::Warning,
         kind: Kind::Replication,
-        words: format!("was taken over from {owner}, which can write no more: {proof}"),
+        words,
     })
+}
+
+/// There is proof for a volume that was taken over without.
+fn proved(before: &Shown, after: &Shown) -> Option<Change> {
+    let host = waits_for(before).filter(|_| after.here && waits_for(after).is_none())?;
+    Some(Change {
+        severity: Severity::Info,
+        kind: Kind::Replication,
+        words: format!("{host} writes its image no more: {}", after.proof?),
+    })
+}
+
+/// The host that may still write the image of a volume that is served here.
+fn waits_for(unit: &Shown) -> Option<&String> {
+    let drainer = unit.drainer.as_ref().filter(|_| unit.here);
+    drainer.filter(|drainer| unit.owner.as_ref() != Some(*drainer))
 }
 
 /// The other hosts that have everything that was flushed, in words.

@@ -522,7 +522,14 @@ impl Admin {
             ))
             .about(name));
         }
-        Ok(snapshot.id)
+        let unit = look.units.get(name).filter(|it| it.here && it.is_wrong());
+        match unit.and_then(|unit| unit.reason.as_ref()) {
+            Some(why) => {
+                let why = format!("volume {name}: {why}");
+                Err(Error::new(Kind::Failed, why).about(name))
+            }
+            None => Ok(snapshot.id),
+        }
     }
 
     /// Goes on with a clustered volume without its owner, which an administrator says to be fenced.

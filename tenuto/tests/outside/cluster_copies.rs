@@ -2,7 +2,8 @@
 //! some are killed, also together with what they had. What was flushed is there all the same.
 //!
 //! Always true: a host is killed with flushes under way, and what it had on its SSD is removed
-//! where a test says that it is lost. Deliberately absent: delay, loss and partitions of links.
+//! where a test says that it is lost. Deliberately absent: delay, loss and partitions of links, see
+//! `cluster_partitions`.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -13,12 +14,13 @@ use serde_json::Value;
 use workload::check::{Crash, Promise};
 use workload::rng::Rng;
 
-use crate::cluster_units::{Host, Shared, free_ports};
+use crate::cluster_links::loopback;
+use crate::cluster_units::{Host, Shared};
 use crate::common::load::{End, Load, Mix};
 use crate::common::nbd::Client;
 use crate::common::{EXIT_FAILED, PATIENCE, SetWhenDropped, count, seed, text_of, wait_until};
 
-const BYTES: u64 = 64 << 20;
+pub(crate) const BYTES: u64 = 64 << 20;
 /// Nothing goes to the image by itself, so that what is found was in a log.
 pub const ONE_COPY: &str = "destage-after = \"never\"\nreplicas = 1";
 const NO_COPY: &str = "destage-after = \"never\"\nreplicas = 0";
@@ -51,11 +53,14 @@ fn fence_program(shared: &Shared) -> PathBuf {
     program
 }
 
+fn fence_line(shared: &Shared) -> String {
+    format!("fence = \"{}\"\n", fence_program(shared).display())
+}
+
 impl Cluster {
     pub fn new(hosts: usize, lines: &str) -> Cluster {
         let shared = Shared::new();
-        let fence = fence_program(&shared);
-        let fence = format!("fence = \"{}\"\n", fence.display());
+        let fence = fence_line(&shared);
         Cluster::of(shared, hosts, lines, &fence)
     }
 
@@ -65,21 +70,43 @@ impl Cluster {
     }
 
     fn of(shared: Shared, hosts: usize, lines: &str, fence: &str) -> Cluster {
-        let (image, vault) = (shared.path("disk.img"), shared.path("vault"));
+        let vault = format!("dir:{}", shared.path("vault").display());
+        let mut cluster = Cluster::joined_as(shared, lines, fence, &vec![vault; hosts]).0;
+        for at in 1..hosts {
+            cluster.start(at);
+        }
+        cluster.are_up();
+        cluster
+    }
+
+    /// One host for each vault, of which the first one runs; and the addresses at which they
+    /// listen. All vaults are the same one, which each host may reach in another way.
+    pub fn joined(shared: Shared, lines: &str, vaults: &[String]) -> (Cluster, Vec<String>) {
+        let fence = fence_line(&shared);
+        Cluster::joined_as(shared, lines, &fence, vaults)
+    }
+
+    fn joined_as(
+        shared: Shared,
+        lines: &str,
+        fence: &str,
+        vaults: &[String],
+    ) -> (Cluster, Vec<String>) {
+        let image = shared.path("disk.img");
         let file = std::fs::File::create(&image).expect("an image");
         file.set_len(BYTES).expect("its size");
         let mut cluster = Cluster {
             hosts: Vec::new(),
             shared,
         };
-        for at in 0..hosts {
+        let mut listen = Vec::new();
+        for (at, vault) in vaults.iter().enumerate() {
             let mut host = Host::new(&name(at), &image, "raw", lines);
-            let (port, rack) = (&free_ports()[0], format!("rack-{at}"));
-            let place = ["--listen", port, "--domain", &rack];
+            let (address, rack) = (format!("{}:7440", loopback()), format!("rack-{at}"));
+            let place = ["--listen", &address, "--domain", &rack];
             let command = match cluster.hosts.first() {
                 None => {
-                    let vault = format!("dir:{}", vault.display());
-                    let init = ["cluster", "init", "c1", "--vault", &vault];
+                    let init = ["cluster", "init", "c1", "--vault", vault];
                     [&init[..], &place].concat().join(" ")
                 }
                 Some(first) => {
@@ -89,20 +116,31 @@ impl Cluster {
                 }
             };
             host.rig.done(&command.split(' ').collect::<Vec<_>>());
+            let text = std::fs::read_to_string(host.rig.config_path()).expect("read");
+            let text = text.replace(&vaults[0], vault);
+            std::fs::write(host.rig.config_path(), text).expect("written");
             host.keep_section();
             host.rig.section(fence);
             host.rig.write_config();
             cluster.hosts.push(host);
-            cluster.start(at);
+            listen.push(address);
+            if at == 0 {
+                cluster.start(at);
+            }
         }
-        for host in &cluster.hosts {
+        (cluster, listen)
+    }
+
+    /// Waits until all see each other.
+    pub fn are_up(&self) {
+        for host in &self.hosts {
             wait_until("the other hosts are up", PATIENCE, || {
                 let peers = host.rig.json(&["peer", "ls"])["peers"].clone();
                 let peers = peers.as_array().expect("a list");
-                peers.len() == hosts - 1 && peers.iter().all(|peer| peer["state"] == "up")
+                let up = peers.iter().filter(|peer| peer["state"] == "up");
+                up.count() == self.hosts.len() - 1
             });
         }
-        cluster
     }
 
     pub fn start(&mut self, at: usize) {
@@ -120,7 +158,7 @@ impl Cluster {
         rig.lose_stage();
     }
 
-    fn copies(&self, at: usize) -> Value {
+    pub fn copies(&self, at: usize) -> Value {
         self.hosts[at].show()["replication"].clone()
     }
 
@@ -209,7 +247,7 @@ impl Cluster {
         assert!(!lives, "it was killed under load");
     }
 
-    fn stop(mut self) {
+    pub fn stop(mut self) {
         self.hosts.iter_mut().for_each(|host| drop(host.stop()));
     }
 }

@@ -13,7 +13,7 @@ use crate::common::{
 };
 
 /// The members of an etcd; members that run are killed with it.
-struct Etcd {
+pub(crate) struct Etcd {
     place: tempfile::TempDir,
     hosts: Vec<String>,
     scheme: &'static str,
@@ -33,7 +33,7 @@ impl Etcd {
         }
     }
 
-    fn started(members: usize) -> Etcd {
+    pub fn started(members: usize) -> Etcd {
         let mut etcd = Etcd::new(members);
         for member in 0..members {
             etcd.start(member);
@@ -41,7 +41,7 @@ impl Etcd {
         etcd
     }
 
-    fn vault(&self) -> String {
+    pub fn vault(&self) -> String {
         let list: Vec<String> = self.hosts.iter().map(|it| format!("{it}:2379")).collect();
         format!("etcd://{}", list.join(","))
     }
@@ -113,7 +113,7 @@ fn init(host: &Host, vault: &str) {
 }
 
 /// Waits until a key can be made: a new etcd elects first.
-fn is_up(vault: &str) {
+pub(crate) fn is_up(vault: &str) {
     let shared = Shared::new();
     init(&Host::new("first", &shared.raw(), "raw", ""), vault);
 }

@@ -78,10 +78,11 @@ fn a_copy_is_served_before_there_is_proof_and_a_host_that_is_back_is_proof() {
     let mut cluster = replaced(&mut load);
     let before = (image(&cluster), beside(&cluster));
     cluster.write(1, &mut load, 300);
-    let refused = destage(&cluster);
+    // Also where it is not waited for.
+    let refused = cluster.hosts[1].rig.tenuto(&["volume", "destage", "disk"]);
     let said = text_of(&refused);
     assert!(
-        !refused.status.success() && said.contains("another host may still write"),
+        !refused.status.success() && said.contains("host-a may still write"),
         "{said}"
     );
     let wrong = text_of(&cluster.hosts[1].rig.tenuto(&["status", "-x"]));

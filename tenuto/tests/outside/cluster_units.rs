@@ -78,6 +78,10 @@ impl Host {
         self.daemon.take().expect("it runs").kill();
     }
 
+    pub fn signal(&self, signal: i32) {
+        self.daemon.as_ref().expect("it runs").signal(signal);
+    }
+
     pub fn stop(&mut self) -> String {
         self.daemon.take().expect("it runs").stop()
     }

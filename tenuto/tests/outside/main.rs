@@ -12,6 +12,7 @@ mod clients;
 mod cluster_copies;
 mod cluster_etcd;
 mod cluster_links;
+mod cluster_partitions;
 mod cluster_proof;
 mod cluster_units;
 mod commit;

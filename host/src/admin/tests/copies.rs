@@ -278,6 +278,48 @@ fn a_volume_that_is_taken_over_is_told_of_once() {
 }
 
 #[test]
+fn a_volume_that_is_taken_over_before_there_is_proof_is_told_of_twice() {
+    let unit = |owner: &str, here, drainer: &str, state, proof| Shown {
+        owner: Some(owner.into()),
+        drainer: Some(drainer.into()),
+        reason: (state == "waiting-for-proof").then(|| "host-a may still write it".into()),
+        here,
+        state,
+        proof,
+        ..Shown::default()
+    };
+    let away = unit("host-a", false, "host-a", "away", None);
+    let here = unit("host-b", true, "host-a", "waiting-for-proof", None);
+    let proved = unit(
+        "host-b",
+        true,
+        "host-b",
+        "owner",
+        Some("released by its host"),
+    );
+    let words = |before, after| {
+        let told = changes(before, after).into_iter();
+        told.map(|change| change.words).collect::<Vec<String>>()
+    };
+    let wanted = "was taken over from host-a; nothing is brought to its image, which host-a may \
+                  still write";
+    assert_eq!(words(&away, &here), [wanted]);
+    let wanted = "host-a writes its image no more: released by its host";
+    assert_eq!(words(&here, &proved), [wanted]);
+    for unit in [&away, &here, &proved] {
+        assert!(changes(unit, unit).is_empty());
+    }
+    // It says so when it is told to destage, also where nothing waits for that.
+    let house = shown(here);
+    let error = house.admin.check_destage("a").expect_err("no right");
+    assert_eq!(error.message, "volume a: host-a may still write it");
+    house.fake.state().units.insert("a".into(), proved);
+    house.admin.check_destage("a").expect("it has the right");
+    let lines = crate::admin::json::troubles(&house.admin.view().expect("a view"));
+    assert!(lines.is_empty(), "{lines:?}");
+}
+
+#[test]
 fn a_look_in_the_middle_of_a_takeover_hides_nothing() {
     let unit = |owner: &str, state, here, proof| Shown {
         owner: Some(owner.into()),

@@ -22,10 +22,12 @@ pub mod load;
 pub mod marks;
 pub mod nbd;
 pub mod nfs;
+pub mod relay;
 pub mod scene;
 pub mod server;
 pub mod shelf;
 pub mod thread;
+pub mod vault;
 pub mod vm;
 
 use std::fmt::Write as _;
