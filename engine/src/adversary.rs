@@ -38,6 +38,10 @@ rules::list! {
         GoOnBehindRefused,
         /// 8: the bytes of a batch are not compared with their checksums.
         BelieveBatch,
+        /// 8: a batch leaves without room that its peer has promised.
+        SendBeyondCredit,
+        /// 8: guests take room that was promised to a copy.
+        TakePromisedRoom,
         /// 5.2.5: the log takes its records for durable without a sync of the device.
         SkipLogSync,
         /// 5.2.4: a checkpoint counts without a sync of the device.
@@ -316,6 +320,10 @@ rules::list! {
         DestageWaitedForPeer,
         /// Too much is queued for a peer: it gets epochs again.
         PeerFellBehind,
+        /// A peer that counts has no room for what it lacks.
+        PeerHasNoRoom,
+        /// A guest's write waits for that.
+        WaitedForRoomOfPeer,
         /// A peer gets an epoch as one delta.
         SentEpoch,
         /// What is left of a delta is dropped by its replica.

@@ -6,7 +6,7 @@
 use crate::adversary::{Mark, mark};
 use crate::chart::{Cursor, Page};
 use crate::core::Core;
-use crate::event::{Action, Event, Refusal, VolumeSpec};
+use crate::event::{Action, Credit, Event, Refusal, VolumeSpec};
 use crate::format::ledger::Ledger;
 use crate::format::superblock::Superblock;
 use crate::image::Image;
@@ -16,7 +16,7 @@ use crate::memory::Memory;
 use crate::open::volumes_max;
 use crate::origin::Map;
 use crate::outbox::{Cx, Outbox};
-use crate::snapshot::{CopySnapshot, Snapshot, VolumeSnapshot};
+use crate::snapshot::{CopyRoom, CopySnapshot, Snapshot, VolumeSnapshot};
 use crate::types::{Geometry, Policy, Span, Tag, Time, Uuid, VolumeId};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -203,6 +203,15 @@ impl Engine {
     /// same however many volumes there are.
     pub fn copy(&self, volume: VolumeId) -> Option<CopySnapshot> {
         self.core.copy(volume)
+    }
+
+    /// What the owner of a copy that is kept here may send; told with each acknowledgment.
+    pub fn credit(&self, volume: VolumeId) -> Option<Credit> {
+        self.core.credit(volume)
+    }
+
+    pub fn copy_room(&self) -> CopyRoom {
+        self.core.show_copy_room()
     }
 
     pub fn snapshot(&self) -> Snapshot {

@@ -76,11 +76,13 @@ pub enum Event {
         request: RequestId,
         batch: Batch,
     },
-    /// A peer has the batch of this number, and all that were sent to it before, durably.
+    /// A peer has the batch of this number, and all that were sent to it before, durably. It takes
+    /// this much by now.
     Replicated {
         volume: VolumeId,
         peer: PeerId,
         number: u64,
+        credit: Credit,
     },
     /// The origin of a volume has no cheap way to zero: for lack of it so many zeroes were written.
     Zeroed { volume: VolumeId, bytes: u64 },
@@ -159,7 +161,8 @@ pub enum Command {
     Rebase { volume: VolumeId, order: Move },
     /// Keeps a replica of a volume that another host serves, a new one under an id that is free.
     /// One that is there goes on where it ends, also a frozen one, unless it obeys a newer record:
-    /// what is left of a delta is dropped. Durable before the reply, with all that it has.
+    /// what is left of a delta is dropped. Durable before the reply, with all that it has. A new
+    /// one is refused where copies have no room in the log.
     KeepReplica { volume: VolumeId, spec: ReplicaSpec },
     /// The replica takes nothing more from its owner, and obeys this record of the cluster. Durable
     /// before the reply, with all that it has.
@@ -186,6 +189,7 @@ pub enum Command {
         volume: VolumeId,
         peer: PeerId,
         have: Serial,
+        credit: Credit,
     },
     /// From now on a flush needs the peer, and a destage as well; replied to when it has all that
     /// any of them has relied on so far.
@@ -314,6 +318,61 @@ pub struct ReplicaSpec {
     pub term: u64,
     /// The origin has all writes up to here.
     pub destaged: Serial,
+    /// It is to be a volume of this host, and takes room as these do: it has no credit.
+    pub fetched: bool,
+}
+
+/// Room in a log: in blocks, and in extents of its map.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LogRoom {
+    pub blocks: u64,
+    pub extents: u64,
+}
+
+impl LogRoom {
+    pub const ALL: LogRoom = LogRoom {
+        blocks: u64::MAX,
+        extents: u64::MAX,
+    };
+
+    /// Both at once.
+    pub fn with(self, other: LogRoom, of: impl Fn(u64, u64) -> u64) -> LogRoom {
+        LogRoom {
+            blocks: of(self.blocks, other.blocks),
+            extents: of(self.extents, other.extents),
+        }
+    }
+
+    pub fn plus(self, more: LogRoom) -> LogRoom {
+        self.with(more, u64::saturating_add)
+    }
+
+    /// What is left without that; nothing where it is more.
+    pub fn less(self, gone: LogRoom) -> LogRoom {
+        self.with(gone, u64::saturating_sub)
+    }
+
+    pub fn holds(self, other: LogRoom) -> bool {
+        self.blocks >= other.blocks && self.extents >= other.extents
+    }
+}
+
+/// What a peer takes of its owner, since the owner came to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Credit {
+    /// The cost of all batches together, from the first one on; it only rises. So one that comes
+    /// late, or twice, changes nothing.
+    pub upto: LogRoom,
+    /// All that the copy may hold at a time, as far as the peer knows now.
+    pub most: LogRoom,
+}
+
+impl Credit {
+    /// For what takes all.
+    pub const ALL: Credit = Credit {
+        upto: LogRoom::ALL,
+        most: LogRoom::ALL,
+    };
 }
 
 /// Writes of a volume on their way to a replica: a delta, or a part of one. A delta is what all
@@ -344,6 +403,30 @@ pub struct BatchPart {
     pub source: Option<Place>,
     /// CRC-32C of these bytes.
     pub sum: u32,
+}
+
+impl BatchPart {
+    /// What it takes of a log at most, whatever the log is made of: it may cut what was there
+    /// before, and each end of a chunk may cut it.
+    pub fn cost(span: Span, kind: EntryKind) -> LogRoom {
+        let blocks = match kind {
+            EntryKind::Write => span.blocks(),
+            EntryKind::Zero { .. } => 1,
+        };
+        LogRoom {
+            blocks: blocks.saturating_add(2),
+            extents: 3 + blocks / 2,
+        }
+    }
+}
+
+impl Batch {
+    /// What it takes of a log at most; nothing if it says only what the origin has.
+    pub fn cost(&self) -> LogRoom {
+        let parts = self.parts.iter();
+        let costs = parts.map(|part| BatchPart::cost(part.span, part.kind));
+        costs.fold(LogRoom::default(), LogRoom::plus)
+    }
 }
 
 /// What an [`Action::Io`] acts on. The host maps each to one open file description.
@@ -504,4 +587,6 @@ pub enum Refusal {
     NotQuiesced,
     #[error("another host may still write its image")]
     Unproved,
+    #[error("copies have no room in the log")]
+    NoRoom,
 }

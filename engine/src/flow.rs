@@ -83,6 +83,8 @@ pub struct Gauges {
     /// Blocks of the log that it keeps alive, and may keep alive.
     pub dirty_blocks: u64,
     pub room_blocks: u64,
+    /// The room is that of a peer, which has less than this host.
+    pub peers_limit: bool,
     pub dirty_writes: u64,
     pub dirty_extents: u64,
     pub extents_room: u64,
@@ -99,6 +101,8 @@ pub enum Reason {
     DirtyWrites,
     DirtyBytes,
     DestageTime,
+    /// A host with a copy has less room than this one.
+    CopyRoom,
 }
 
 impl Reason {
@@ -107,6 +111,7 @@ impl Reason {
             Reason::DirtyWrites => "dirty-writes",
             Reason::DirtyBytes => "dirty-bytes",
             Reason::DestageTime => "destage-time",
+            Reason::CopyRoom => "copy-room",
         }
     }
 }
@@ -444,6 +449,9 @@ impl Flow {
             if other.0 > worst.0 {
                 worst = other;
             }
+        }
+        if gauges.peers_limit && worst.1 != Reason::DestageTime {
+            worst.1 = Reason::CopyRoom;
         }
         worst
     }

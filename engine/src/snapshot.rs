@@ -2,6 +2,7 @@
 //!
 //! Always true: a snapshot is a copy; reading one changes nothing.
 
+use crate::event::Credit;
 use crate::event::Share;
 use crate::image::Finding;
 use crate::types::{DestageMode, Generation, PeerId, Policy, Serial, Span, Uuid, VolumeId};
@@ -278,6 +279,8 @@ pub struct CopySnapshot {
     pub damaged: bool,
     /// None of a volume of this host.
     pub replica: Option<ReplicaSnapshot>,
+    /// What its owner may send; none of a volume of this host.
+    pub credit: Option<Credit>,
     pub peers: Vec<PeerSnapshot>,
 }
 
@@ -294,6 +297,21 @@ pub struct PeerSnapshot {
     /// It has all writes up to here, durably; and gets them up to here.
     pub durable: Serial,
     pub sent: Serial,
+    /// A flush needs it, and it has no room for what it lacks: writes wait.
+    pub no_room: bool,
+}
+
+/// The room for copies of other hosts' volumes in the log, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CopyRoom {
+    /// What all copies together may take.
+    pub max_bytes: u64,
+    /// What they take, with what was promised to them.
+    pub taken_bytes: u64,
+    /// What can be promised now: also guests of this host take what was not.
+    pub free_bytes: u64,
+    /// Another copy may begin.
+    pub begins: bool,
 }
 
 /// A replica that this host keeps.
@@ -307,6 +325,8 @@ pub struct ReplicaSnapshot {
     pub end: Serial,
     /// No write behind this one has come, be it in part.
     pub seen: Serial,
+    /// Its owner asks for room, and there was none for too long.
+    pub no_room: bool,
 }
 
 /// An image that allocates, as its header and its ledger are.
@@ -374,6 +394,7 @@ pub struct Snapshot {
     /// What all volumes together may keep dirty.
     pub dirty_bytes_max: u64,
     pub live_bytes: u64,
+    pub copy_room: CopyRoom,
     pub index_bytes: u64,
     pub segments: SegmentCounts,
     pub ram_blocks: u64,

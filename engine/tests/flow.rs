@@ -90,6 +90,7 @@ impl Model {
         Gauges {
             dirty_blocks: self.dirty(),
             room_blocks: self.room,
+            peers_limit: false,
             dirty_writes: self.dirty() / WRITE_BLOCKS,
             dirty_extents: self.dirty() / WRITE_BLOCKS,
             extents_room: 10_000_000,

@@ -101,14 +101,14 @@ fn batch(source: &mut Source) -> Batch {
 /// What a host says never breaks the state of its link.
 fn link(frame: &Frame, time: u64) {
     let mut link = Link::new(Time(0));
-    link.tick(Time(0), 0);
+    link.tick(Time(0), 0, 0);
     link.connected(Time(0), 1);
-    link.tick(Time(0), 0);
+    link.tick(Time(0), 0, 0);
     link.heard(Time(time));
     if let Frame::Pong(pong) = frame {
         link.pong(Time(time), pong, time);
     }
-    link.tick(Time(time), time);
+    link.tick(Time(time), time, time);
     assert_ne!(link.state(), State::Down);
 }
 
@@ -184,6 +184,7 @@ fn built(source: &mut Source) -> Frame {
         1 => Frame::Ping(Ping {
             number,
             wall_ms: source.u64(),
+            room_blocks: source.flag().then(|| source.u64()),
         }),
         2 => Frame::Pong(Pong {
             number: number % 3,

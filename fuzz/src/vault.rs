@@ -6,6 +6,7 @@
 
 use crate::repair;
 use crate::source::Source;
+use engine::event::{Credit, LogRoom};
 use engine::format::Kind;
 use engine::types::{Serial, Uuid};
 use node::copy::{Action, Copy, Event};
@@ -149,6 +150,17 @@ fn message(source: &mut Source<'_>, built: bool) -> bool {
     })
 }
 
+fn credit(source: &mut Source<'_>) -> Credit {
+    let mut room = || LogRoom {
+        blocks: source.u64(),
+        extents: source.u64(),
+    };
+    Credit {
+        upto: room(),
+        most: room(),
+    }
+}
+
 /// A message about a copy: what a machine of a copy does with it never panics either.
 fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
     let (unit, copy, session) = (
@@ -172,7 +184,7 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
         record: record.clone(),
         about: about.clone(),
     };
-    let body = match kind % 9 {
+    let body = match kind % 10 {
         0 => Body::Probed { status },
         1 => Body::Open {
             member,
@@ -184,7 +196,7 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
         },
         2 => Body::Opened {
             session,
-            credit: source.u32(),
+            credit: credit(source),
             status,
         },
         3 => Body::Resume {
@@ -203,10 +215,11 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
             term: source.u64(),
             durable: serial,
             batch: source.u64(),
-            credit: source.u32(),
+            credit: credit(source),
         },
         6 => Body::Freeze { copy, record },
         7 => Body::Drop { copy, record },
+        8 => Body::NoRoom { copy, session },
         _ => Body::Destaged { copy, serial },
     };
     let mut bytes = Message { unit, body }.encode();

@@ -61,6 +61,8 @@ impl Post for Mail {
         None
     }
 
+    fn tell_room(&self, _blocks: u64) {}
+
     fn neighbours(&self) -> Vec<Neighbour> {
         Vec::new()
     }

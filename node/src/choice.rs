@@ -1,8 +1,9 @@
 //! Where another copy of a unit goes.
 //!
-//! Always true: the same hosts in any order give the same choice, on every host. A host of the
-//! owner's domain, or of a member's, is chosen only if there is no other one, and the choice says
-//! so. Deliberately absent: whether a host answers; the caller lists those that do.
+//! Always true: the same hosts in any order give the same choice, on every host. A host without
+//! enough room is never chosen. One of the owner's domain, or of a member's, is chosen only if
+//! there is no other one, and the choice says so. Deliberately absent: whether a host answers; the
+//! caller lists those that do.
 
 use alloc::string::String;
 use engine::types::Uuid;
@@ -16,7 +17,7 @@ pub struct Candidate {
     pub domain: String,
     /// It could take the unit over and write its origin.
     pub reaches_datastore: bool,
-    /// Blocks of its reserve for copies that are free.
+    /// Blocks of its log that copies may still take.
     pub reserve_blocks: u64,
     /// Copies that it holds.
     pub copies: u32,
@@ -29,7 +30,10 @@ pub struct Wish<'a> {
     pub not: &'a [Uuid],
     /// Domains of the owner and of the members.
     pub domains: &'a [String],
-    /// What the copy takes at least: the owner's dirty limit (correction 13).
+    /// What the copy needs to begin: some of the largest batches.
+    pub least_blocks: u64,
+    /// What is enough for it: what is dirty now, and as much beside it. With less the owner is
+    /// slowed until it has destaged the rest.
     pub blocks: u64,
 }
 
@@ -46,9 +50,13 @@ pub struct Choice {
 /// None: no host has room.
 pub fn choose(hosts: &[Candidate], wish: &Wish<'_>) -> Option<Choice> {
     let has_room =
-        |it: &&Candidate| !wish.not.contains(&it.host) && it.reserve_blocks >= wish.blocks;
+        |it: &&Candidate| !wish.not.contains(&it.host) && it.reserve_blocks >= wish.least_blocks;
     let shares = |it: &Candidate| !it.domain.is_empty() && wish.domains.contains(&it.domain);
-    let rank = |it: &&Candidate| (shares(it), !it.reaches_datastore, it.copies, it.host);
+    let short = |it: &Candidate| it.reserve_blocks < wish.blocks;
+    let rank = |it: &&Candidate| {
+        let far = (shares(it), !it.reaches_datastore);
+        (far, short(it), it.copies, it.host)
+    };
     let best = hosts.iter().filter(has_room).min_by_key(rank)?;
     assert!(!wish.not.contains(&best.host), "what is left out stays so");
     Some(Choice {
@@ -80,6 +88,7 @@ mod tests {
         let wish = Wish {
             not: &not,
             domains: &domains,
+            least_blocks: 10,
             blocks: 100,
         };
         let choice = choose(hosts, &wish);
@@ -90,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn another_domain_comes_first_then_the_datastore_then_the_fewest_copies() {
+    fn another_domain_comes_first_then_the_datastore_room_and_the_fewest_copies() {
         let mut hosts = vec![host(1, "rack-2"), host(2, "rack-1"), host(3, "rack-2")];
         assert_eq!(chosen(&hosts), Some((3, false)));
         hosts.push(host(4, "rack-3"));
@@ -98,7 +107,13 @@ mod tests {
         assert_eq!(chosen(&hosts), Some((4, false)));
         hosts[3].reaches_datastore = false;
         assert_eq!(chosen(&hosts), Some((3, false)));
+        hosts[3].reaches_datastore = true;
+        (hosts[2].copies, hosts[3].copies) = (0, 5);
         hosts[2].reserve_blocks = 99;
+        assert_eq!(chosen(&hosts), Some((4, false)), "room before copies");
+        hosts[3].reaches_datastore = false;
+        assert_eq!(chosen(&hosts), Some((3, false)), "less is better than none");
+        hosts[2].reserve_blocks = 9;
         assert_eq!(chosen(&hosts), Some((4, false)), "there is no other one");
         hosts.truncate(2);
         assert_eq!(chosen(&hosts), Some((2, true)), "and it is said");

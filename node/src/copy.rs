@@ -27,6 +27,7 @@ use crate::record::{Member, RECORD_BYTES, Record};
 use crate::taker::Ownership;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use engine::event::Credit;
 use engine::format::checksum;
 use engine::types::{Serial, Uuid};
 
@@ -120,8 +121,8 @@ pub enum Event {
     Recovered(Serial),
     /// The connection to the owner has ended.
     Closed,
-    /// How many blocks the reserve still takes.
-    Credit(u32),
+    /// What the log takes of the session that is about to be opened.
+    Credit(Credit),
 }
 
 /// What the host is to do, in this order.
@@ -169,7 +170,7 @@ pub struct Copy {
     /// Writes that are not synced yet end here.
     written: Serial,
     destaged: Serial,
-    credit: u32,
+    credit: Credit,
     /// A freeze that waits for the writes under way.
     freezing: Option<(Uuid, Box<Record>)>,
     /// Said when what was to be made durable is.
@@ -226,7 +227,7 @@ impl Copy {
             health,
             session: None,
             destaged: Serial(0),
-            credit: 0,
+            credit: Credit::default(),
             freezing: None,
             answers: None,
         }

@@ -28,7 +28,9 @@ pub const BODY_BYTES_MAX: usize = 64 << 10;
 pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 /// Versions that this program speaks. A version talks with the one before it.
 pub const VERSION_MIN: u16 = 1;
-pub const VERSION_MAX: u16 = 1;
+pub const VERSION_MAX: u16 = 2;
+/// From this one on a ping tells the room for copies, and copies have credit.
+pub const VERSION_ROOM: u16 = 2;
 /// Of the frames before both sides know each other's versions; never changes.
 pub const HELLO_VERSION: u16 = 1;
 /// Members of a cluster; of those that have left as many again are remembered.
@@ -279,6 +281,9 @@ pub struct Ping {
     pub number: u64,
     /// Of the sender, to be shown only.
     pub wall_ms: u64,
+    /// Blocks of the sender's log that copies may still take. None: the version is below
+    /// [`VERSION_ROOM`].
+    pub room_blocks: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -387,7 +392,12 @@ impl Frame {
     fn put_body(&self, out: &mut Out) {
         match self {
             Frame::Hello(hello) => put_hello(out, hello),
-            Frame::Ping(Ping { number, wall_ms }) | Frame::Pong(Pong { number, wall_ms }) => {
+            Frame::Ping(ping) => {
+                out.u64(ping.number);
+                out.u64(ping.wall_ms);
+                ping.room_blocks.iter().for_each(|room| out.u64(*room));
+            }
+            Frame::Pong(Pong { number, wall_ms }) => {
                 out.u64(*number);
                 out.u64(*wall_ms);
             }
@@ -419,6 +429,10 @@ impl Frame {
             Kind::Ping => Frame::Ping(Ping {
                 number: from.u64()?,
                 wall_ms: from.u64()?,
+                room_blocks: match from.0.is_empty() {
+                    true => None,
+                    false => Some(from.u64()?),
+                },
             }),
             Kind::Pong => Frame::Pong(Pong {
                 number: from.u64()?,
@@ -638,6 +652,12 @@ mod tests {
             Frame::Ping(Ping {
                 number: 1,
                 wall_ms: 2,
+                room_blocks: None,
+            }),
+            Frame::Ping(Ping {
+                number: 1,
+                wall_ms: 2,
+                room_blocks: Some(u64::MAX),
             }),
             Frame::Pong(Pong {
                 number: 1,
@@ -720,6 +740,7 @@ mod tests {
         let ping = Frame::Ping(Ping {
             number: 1,
             wall_ms: 2,
+            room_blocks: Some(3),
         })
         .encode(3);
         assert_eq!(parse(&ping, 2), Err(FrameError::Version(3)));

@@ -4,7 +4,7 @@
 //! taker ── Probe ─▶ copy ── Probed ─▶        taker ── Freeze ─▶ copy ── Frozen ─▶
 //! taker without a copy ── Fetch ─▶ frozen copy ── batches ─▶
 //! owner ── Open ─▶ copy ── Opened ─▶ owner ── Resume ─▶ copy ── Resumed ─▶ owner
-//! owner ── Batch · Adopt · Cut · Destaged ─▶ copy ── Ack ─▶        (in this order, one stream)
+//! owner ── Batch · Adopt · Cut · Destaged ─▶ copy ── Ack · NoRoom ─▶ (in this order, one stream)
 //! owner ── Release ─▶ drainer of before ── Released ─▶ owner
 //! owner ── Drop ─▶ copy                      a copy to a lower term ── Deposed ─▶
 //! ```
@@ -20,6 +20,7 @@ use crate::record::{Epoch, Member, RECORD_BYTES, Record};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
+use engine::event::{Credit, LogRoom};
 use engine::types::{Serial, Uuid};
 
 /// Longest text for people.
@@ -68,10 +69,10 @@ pub enum Body {
         /// As the sender's log has it; the machine of the set leaves it empty.
         about: About,
     },
-    /// `credit`: log blocks that the copy takes before it has destaged any.
+    /// `credit`: what the copy takes of this session's batches.
     Opened {
         session: Uuid,
-        credit: u32,
+        credit: Credit,
         status: Status,
     },
     /// What is above the end of `history` follows in order; its forks are the owner's.
@@ -98,10 +99,15 @@ pub enum Body {
         term: u64,
         durable: Serial,
         batch: u64,
-        credit: u32,
+        credit: Credit,
     },
     /// A sync of the copy has failed.
     Failed {
+        copy: Uuid,
+        session: Uuid,
+    },
+    /// There is no room for the copy, or none for what it lacks and there was none for long.
+    NoRoom {
         copy: Uuid,
         session: Uuid,
     },
@@ -317,7 +323,7 @@ fn put_copies(out: &mut Out, body: &Body) {
             status,
         } => {
             put_ids(out, 10, &[*session]);
-            out.u32(*credit);
+            put_credit(out, *credit);
             put_status_body(out, status);
         }
         Body::Resume {
@@ -358,7 +364,7 @@ fn put_stream(out: &mut Out, body: &Body) {
             out.u64(*term);
             out.u64(durable.0);
             out.u64(*batch);
-            out.u32(*credit);
+            put_credit(out, *credit);
         }
         Body::Failed { copy, session } => put_ids(out, 15, &[*copy, *session]),
         Body::Cut {
@@ -402,6 +408,7 @@ fn put_stream(out: &mut Out, body: &Body) {
         }
         Body::Release { number, epoch } => put_release(out, 23, *number, *epoch),
         Body::Released { number, epoch } => put_release(out, 24, *number, *epoch),
+        Body::NoRoom { copy, session } => put_ids(out, 25, &[*copy, *session]),
         other => unreachable!("{other:?} is written by its own function"),
     }
 }
@@ -427,7 +434,7 @@ fn take_copies(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
         },
         10 => Body::Opened {
             session: from.uuid()?,
-            credit: from.u32()?,
+            credit: take_credit(from)?,
             status: take_status(from)?,
         },
         11 => Body::Resume {
@@ -457,7 +464,7 @@ fn take_stream(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
             term: from.u64()?,
             durable: Serial(from.u64()?),
             batch: from.u64()?,
-            credit: from.u32()?,
+            credit: take_credit(from)?,
         },
         15 => Body::Failed {
             copy: from.uuid()?,
@@ -502,7 +509,31 @@ fn take_stream(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
             let (number, epoch) = take_release(from)?;
             Body::Released { number, epoch }
         }
+        25 => Body::NoRoom {
+            copy: from.uuid()?,
+            session: from.uuid()?,
+        },
         _ => return Err(Malformed),
+    })
+}
+
+fn put_credit(out: &mut Out, credit: Credit) {
+    for room in [credit.upto, credit.most] {
+        out.u64(room.blocks);
+        out.u64(room.extents);
+    }
+}
+
+fn take_credit(from: &mut In<'_>) -> Result<Credit, Bad> {
+    let mut room = || -> Result<LogRoom, Bad> {
+        Ok(LogRoom {
+            blocks: from.u64()?,
+            extents: from.u64()?,
+        })
+    };
+    Ok(Credit {
+        upto: room()?,
+        most: room()?,
     })
 }
 
@@ -631,6 +662,17 @@ mod tests {
         }
     }
 
+    fn credit(blocks: u64) -> Credit {
+        let room = |blocks| LogRoom {
+            blocks,
+            extents: blocks + 1,
+        };
+        Credit {
+            upto: room(blocks),
+            most: room(blocks + 9),
+        }
+    }
+
     fn all() -> Vec<Body> {
         let [copy, session] = [Uuid([5; 16]), Uuid([6; 16])];
         let member = Member {
@@ -666,7 +708,7 @@ mod tests {
             },
             Body::Opened {
                 session,
-                credit: 5,
+                credit: credit(5),
                 status: status.clone(),
             },
             Body::Resume {
@@ -690,9 +732,10 @@ mod tests {
                 term: 1,
                 durable: serial,
                 batch: 2,
-                credit: 3,
+                credit: credit(3),
             },
             Body::Failed { copy, session },
+            Body::NoRoom { copy, session },
             Body::Cut {
                 copy,
                 session,
@@ -762,7 +805,7 @@ mod tests {
     #[test]
     fn a_message_of_an_unknown_kind_or_with_too_many_forks_is_refused() {
         let mut bytes = vec![0; 64];
-        for kind in [0, 22, 255] {
+        for kind in [0, 24, 255] {
             bytes[16] = kind;
             assert_eq!(Message::parse(&bytes), Err(Malformed));
         }

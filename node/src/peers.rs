@@ -1,9 +1,9 @@
 //! The state of the link to one other host, by what happens on it.
 //!
-//! Owns when a link counts as silent or dead, its latency, the skew of the other host's clock, and
-//! when a host that is not there is called again. Always true: only monotonic times decide; wall
-//! clocks are compared to be shown. Nothing here is a right: a silent host may still write.
-//! Deliberately absent: connections, and which of two is kept, which is the host's.
+//! Owns when a link counts as silent or dead, its latency, the skew of the other host's clock, its
+//! room for copies, and when a host that is not there is called again. Always true: only monotonic
+//! times decide; wall clocks are compared to be shown. Nothing here is a right: a silent host may
+//! still write. Deliberately absent: connections, and which of two is kept, which is the host's.
 //!
 //! ```text
 //!        connected              600 ms without a byte
@@ -15,7 +15,7 @@
 //! packet, and a host that is back is to be found soon. A link that was up for less than a minute,
 //! or that the other side refused, is one that flaps: it is called after 1, 2, 4 s … 5 min.
 
-use crate::frame::{Ping, Pong};
+use crate::frame::{Ping, Pong, VERSION_ROOM};
 use engine::types::Time;
 
 pub const PING_MS: u64 = 200;
@@ -77,6 +77,7 @@ pub struct Link {
     sent: [Time; PINGS],
     round_trip_ns: Option<u64>,
     skew_ms: Option<i64>,
+    room_blocks: Option<u64>,
 }
 
 impl Link {
@@ -96,6 +97,7 @@ impl Link {
             sent: [Time(0); PINGS],
             round_trip_ns: None,
             skew_ms: None,
+            room_blocks: None,
         }
     }
 
@@ -122,6 +124,16 @@ impl Link {
         self.skew_ms
     }
 
+    /// Blocks of the other host's log that copies may take, as of its last ping.
+    pub fn room_blocks(&self) -> Option<u64> {
+        self.room_blocks
+    }
+
+    /// The other side's ping.
+    pub fn pinged(&mut self, ping: &Ping) {
+        self.room_blocks = ping.room_blocks;
+    }
+
     /// How long it is in this state, up and silent being one.
     pub fn since(&self) -> Time {
         self.since
@@ -139,6 +151,7 @@ impl Link {
         self.ping_at = now;
         self.round_trip_ns = None;
         self.skew_ms = None;
+        self.room_blocks = None;
     }
 
     pub fn heard(&mut self, now: Time) {
@@ -182,8 +195,8 @@ impl Link {
         self.call_at = now.plus_millis(grown(self.flaps, FLAP_MS_MAX));
     }
 
-    /// Time has passed. `wall_ms`: our clock, for the ping.
-    pub fn tick(&mut self, now: Time, wall_ms: u64) -> Due {
+    /// Time has passed. `wall_ms`: our clock, and `room_blocks`: our room for copies, for the ping.
+    pub fn tick(&mut self, now: Time, wall_ms: u64, room_blocks: u64) -> Due {
         if self.state == State::Down {
             let call = !self.calling && now >= self.call_at;
             self.calling |= call;
@@ -211,6 +224,7 @@ impl Link {
         let ping = Some(Ping {
             number: self.ping_number,
             wall_ms,
+            room_blocks: (self.version >= VERSION_ROOM).then_some(room_blocks),
         });
         Due {
             ping,
@@ -252,7 +266,7 @@ mod tests {
 
     fn up(millis: u64) -> Link {
         let mut link = Link::new(at(millis));
-        assert!(link.tick(at(millis), 0).call);
+        assert!(link.tick(at(millis), 0, 7).call);
         link.connected(at(millis), 1);
         link
     }
@@ -260,15 +274,15 @@ mod tests {
     #[test]
     fn a_link_is_silent_after_600_ms_and_dead_after_5_s() {
         let mut link = up(0);
-        assert!(link.tick(at(0), 0).ping.is_some());
-        link.tick(at(599), 0);
+        assert!(link.tick(at(0), 0, 7).ping.is_some());
+        link.tick(at(599), 0, 7);
         assert_eq!(link.state(), State::Up);
-        link.tick(at(600), 0);
+        link.tick(at(600), 0, 7);
         assert_eq!(link.state(), State::Silent);
         link.heard(at(700));
         assert_eq!(link.state(), State::Up);
-        assert!(!link.tick(at(5_699), 0).close);
-        assert!(link.tick(at(5_700), 0).close);
+        assert!(!link.tick(at(5_699), 0, 7).close);
+        assert!(link.tick(at(5_700), 0, 7).close);
         link.lost(at(5_700));
         assert_eq!(link.state(), State::Down);
     }
@@ -276,10 +290,11 @@ mod tests {
     #[test]
     fn pings_go_each_200_ms_and_give_latency_and_skew() {
         let mut link = up(0);
-        let ping = link.tick(at(0), 1_000).ping.expect("at once");
-        assert_eq!(link.tick(at(199), 0), Due::default());
-        let next = link.tick(at(200), 1_200).ping.expect("in time");
+        let ping = link.tick(at(0), 1_000, 7).ping.expect("at once");
+        assert_eq!(link.tick(at(199), 0, 7), Due::default());
+        let next = link.tick(at(200), 1_200, 7).ping.expect("in time");
         assert_eq!(next.number, ping.number + 1);
+        assert_eq!(next.room_blocks, None, "an older version knows none");
         // Its clock is 500 ms ahead; the way took 10 ms each.
         let pong = Pong {
             number: next.number,
@@ -310,18 +325,30 @@ mod tests {
         assert!(link.skew_ms().is_some_and(|skew| skew > 0));
     }
 
+    #[test]
+    fn a_ping_tells_the_room_for_copies_until_the_link_is_another_one() {
+        let mut link = Link::new(at(0));
+        link.connected(at(0), VERSION_ROOM);
+        let ping = link.tick(at(0), 0, 9).ping.expect("at once");
+        assert_eq!(ping.room_blocks, Some(9));
+        link.pinged(&ping);
+        assert_eq!(link.room_blocks(), Some(9));
+        link.connected(at(10), VERSION_ROOM);
+        assert_eq!(link.room_blocks(), None);
+    }
+
     /// Milliseconds until it is called again.
     fn waits(link: &mut Link, now: u64) -> u64 {
         let wait = (0..=FLAP_MS_MAX).step_by(500);
-        let mut wait = wait.filter(|wait| link.tick(at(now + wait), 0).call);
+        let mut wait = wait.filter(|wait| link.tick(at(now + wait), 0, 7).call);
         wait.next().expect("it is called again")
     }
 
     #[test]
     fn a_host_that_is_not_there_is_called_at_least_each_10_s() {
         let mut link = Link::new(at(0));
-        assert!(link.tick(at(0), 0).call);
-        assert!(!link.tick(at(0), 0).call, "one call at a time");
+        assert!(link.tick(at(0), 0, 7).call);
+        assert!(!link.tick(at(0), 0, 7).call, "one call at a time");
         let mut now = 0;
         for expected in [1_000, 2_000, 4_000, 8_000, 10_000, 10_000] {
             link.failed(at(now));

@@ -23,6 +23,8 @@
 //!   unit is served, and no cut begins (C7, C10). The drainer of before is asked to say that it
 //!   writes no more; its word counts only if it knew this ownership when it gave it, because then
 //!   it can write again only by a record that ends this ownership (C9).
+//! - A copy without room is left out by its host's own word, never for want of credit (correction
+//!   13). It is dropped when the record without it is decided: what it has is what is short there.
 //! - The last complete copy is never left out. If it is unfit, the unit waits for it: after a
 //!   takeover the owner's own copy is not complete until it has fetched what was left.
 //! - Fewer than p + 1 complete copies are shown as degraded, with the reason. After a takeover that
@@ -30,6 +32,8 @@
 //!
 //! Deliberately absent: times, see [`crate::watch`]; where a copy goes, see [`crate::choice`]; the
 //! stream itself; an owner without an own copy, which changes no set; records with a `mode`.
+
+mod drain;
 
 use crate::broken::{Rule, has};
 use crate::change::{Change, End, Order};
@@ -178,6 +182,23 @@ struct Peer {
     unfit: bool,
     /// No copy of this name was there before.
     fresh: bool,
+    /// It has said that it has no room.
+    full: bool,
+}
+
+impl Peer {
+    fn of(member: Member, at: At, from: Serial, fresh: bool) -> Peer {
+        Peer {
+            member,
+            at,
+            durable: None,
+            from,
+            live: false,
+            unfit: false,
+            fresh,
+            full: false,
+        }
+    }
 }
 
 /// The surroundings of one event.
@@ -208,6 +229,8 @@ pub struct Set {
     left: Vec<Member>,
     /// Those of owners before this one, by host: nothing goes on with them.
     old: Vec<(Uuid, Uuid)>,
+    /// Those that were left out because their hosts had no room for them.
+    full: Vec<(Uuid, Uuid)>,
     acknowledged: Serial,
     cut: Serial,
     destaged: Serial,
@@ -230,15 +253,7 @@ impl Set {
         // A record that is not degraded vouches for its members until they say more.
         let whole = owns.record.degraded.is_none();
         let from = Serial(if whole { 0 } else { u64::MAX });
-        let peer = |member: &Member| Peer {
-            member: *member,
-            at: At::Closed,
-            durable: None,
-            from,
-            live: false,
-            unfit: false,
-            fresh: false,
-        };
+        let peer = |member: &Member| Peer::of(*member, At::Closed, from, false);
         let others = owns.record.members.iter();
         let others = others.filter(|member| **member != owns.own);
         Set {
@@ -251,6 +266,7 @@ impl Set {
             record: owns.record,
             left: Vec::new(),
             old: Vec::new(),
+            full: Vec::new(),
             // An earlier run may have said so, and begun a cut.
             acknowledged: end,
             cut: end,
@@ -387,19 +403,6 @@ impl Set {
             .try_fold(Serial(u64::MAX), |least, one| one.map(|one| least.min(one)))
     }
 
-    /// The record gives the right to write the origin to this boot of this host.
-    pub fn may_drain(&self) -> bool {
-        let drainer = self.record.drainer();
-        let ours = self.record.owner.as_ref();
-        let drainer = if has(Rule::DrainerHasProof) {
-            ours
-        } else {
-            drainer
-        };
-        !self.ended
-            && drainer.is_some_and(|it| it.is_same_host(&self.me) && it.boot == self.me.boot)
-    }
-
     fn names(&self, member: &Member) -> bool {
         self.record.members.contains(member)
     }
@@ -512,33 +515,6 @@ impl Set {
         }
     }
 
-    /// The host that may still write the origin, if there is no proof that it does not.
-    pub fn waits_for(&self) -> Option<&Holder> {
-        let drainer = self.record.drainer();
-        let other = drainer.filter(|it| it.host != self.me.host);
-        other.filter(|_| !self.ended && !self.is_proved())
-    }
-
-    fn is_proved(&self) -> bool {
-        self.proved == Some(self.record.epoch)
-    }
-
-    fn ask_for_release(&mut self, cx: &mut Cx<'_>) {
-        let (number, epoch) = (self.record.number, self.record.epoch);
-        if let Some(host) = self.waits_for().map(|it| it.host) {
-            cx.send(host, Body::Release { number, epoch });
-        }
-    }
-
-    /// What the host that may still write the origin says of that.
-    fn released(&mut self, from: Uuid, number: u64, epoch: Epoch) {
-        let known = number >= self.record.given || has(Rule::ReleaseIsOfThisOwner);
-        let fits = known && number <= self.record.number && epoch == self.record.epoch;
-        if fits && self.waits_for().is_some_and(|it| it.host == from) {
-            self.proved = Some(epoch);
-        }
-    }
-
     fn open(&mut self, cx: &mut Cx<'_>, at: usize) {
         let peer = &mut self.peers[at];
         peer.at = At::Opening;
@@ -587,16 +563,34 @@ impl Set {
                 }
             }
             Body::Failed { session, .. } if session == self.me.session => self.unfit(cx, from),
+            Body::NoRoom { copy, session } if session == self.me.session => {
+                if let Some(at) = at(copy) {
+                    self.peers[at].full = true;
+                    self.unfit(cx, from);
+                }
+            }
             Body::Absent { copy } if at(copy).is_some() => {
                 self.unfit(cx, from);
                 // What is not there cannot be gone on with.
                 self.left.retain(|left| left.copy != copy);
+            }
+            Body::Probed { status } if self.is_useless(from, &status) => {
+                self.left.retain(|left| left.copy != status.copy);
+                self.drop_copy(cx, from, status.copy);
             }
             Body::Probed { status } if at(status.copy).is_none() => self.found(from, &status),
             Body::Released { number, epoch } => self.released(from, number, epoch),
             Body::Deposed { record } => self.seen(cx, *record),
             _ => {}
         }
+    }
+
+    /// A copy takes room that is short, or all that it has is at the origin (C12).
+    fn is_useless(&self, from: Uuid, status: &Status) -> bool {
+        let copy = status.copy;
+        let used = copy == self.own.copy || self.peers.iter().any(|it| it.member.copy == copy);
+        let at_origin = status.history.end() <= self.destaged && status.term <= self.record.number;
+        !used && (at_origin || self.full.contains(&(from, copy)))
     }
 
     /// A host has a copy that no record names any more: it is told when it is not needed.
@@ -682,16 +676,33 @@ impl Set {
             let peer = &mut self.peers[at];
             (peer.at, peer.live, peer.unfit) = (At::Closed, false, true);
         } else {
-            self.peers.remove(at);
-            self.leave(member);
+            let peer = self.peers.remove(at);
+            self.leave_peer(cx, &peer);
         }
+    }
+
+    /// What a copy without room has is what is short there, and another has all of it: it goes at
+    /// once. Others may go on where they end.
+    fn leave_peer(&mut self, cx: &mut Cx<'_>, peer: &Peer) {
+        let Member { host, copy, .. } = peer.member;
+        if !peer.full {
+            return self.leave(peer.member);
+        }
+        self.full.retain(|(at, _)| *at != host);
+        self.full.push((host, copy));
+        self.drop_copy(cx, host, copy);
+    }
+
+    fn drop_copy(&self, cx: &mut Cx<'_>, host: Uuid, copy: Uuid) {
+        let record = Box::new(self.record.clone());
+        cx.send(host, Body::Drop { copy, record });
     }
 
     /// The stream has ended, or a peer answers again: it goes on where the copy ends.
     fn fit(&mut self, cx: &mut Cx<'_>, host: Uuid) {
         if let Some(at) = self.peers.iter().position(|it| it.member.host == host) {
             let peer = &mut self.peers[at];
-            (peer.unfit, peer.live) = (false, false);
+            (peer.unfit, peer.live, peer.full) = (false, false, false);
             self.open(cx, at);
         }
     }
@@ -722,15 +733,9 @@ impl Set {
             copy: cx.nonces.fresh(),
         });
         self.left.retain(|left| *left != member);
-        self.peers.push(Peer {
-            member,
-            at: At::Opening,
-            durable: None,
-            from: Serial(u64::MAX),
-            live: false,
-            unfit: false,
-            fresh,
-        });
+        let nothing = Serial(u64::MAX);
+        self.peers
+            .push(Peer::of(member, At::Opening, nothing, fresh));
         self.open(cx, self.peers.len() - 1);
     }
 
@@ -745,31 +750,20 @@ impl Set {
     }
 
     fn seen(&mut self, cx: &mut Cx<'_>, record: Record) {
-        let ours = record
-            .owner
-            .as_ref()
-            .is_some_and(|it| it.is_same_host(&self.me));
-        if record.number > self.record.number && !ours {
+        if record.number > self.record.number && !self.owns(&record) {
             self.end(cx, record);
         }
+    }
+
+    /// This host is the owner by this record.
+    fn owns(&self, record: &Record) -> bool {
+        let owner = record.owner.as_ref();
+        owner.is_some_and(|it| it.is_same_host(&self.me))
     }
 
     fn end(&mut self, cx: &mut Cx<'_>, record: Record) {
         self.ended = true;
         cx.out.push(Action::Stop { record });
-    }
-
-    fn prepared(&mut self, cx: &mut Cx<'_>, made: Result<(), String>) {
-        let (Some(epoch), Ok(())) = (self.preparing.take(), made) else {
-            self.paused = true;
-            return;
-        };
-        // The change of a moment ago may have ended what the proof was about.
-        if self.change.is_none() && epoch.number == self.record.epoch.number + 1 {
-            let mut record = self.draft(cx, self.record.members.clone());
-            (record.epoch, record.drainer) = (epoch, None);
-            self.propose(cx, record);
-        }
     }
 
     /// The next record, with everything but the members as it is.
@@ -823,10 +817,7 @@ impl Set {
             record: record.clone(),
             undecided,
         }));
-        let ours = record
-            .owner
-            .as_ref()
-            .is_some_and(|it| it.is_same_host(&self.me));
+        let ours = self.owns(&record);
         let alone = record.members.is_empty();
         if record.owner.is_none() {
             self.drop_all(cx, &record);
@@ -865,7 +856,7 @@ impl Set {
             cx.out.push(Action::Close {
                 host: peer.member.host,
             });
-            self.leave(peer.member);
+            self.leave_peer(cx, &peer);
         }
         for at in 0..self.peers.len() {
             self.adopt(cx, at);
@@ -917,16 +908,6 @@ impl Set {
             return self.propose(cx, record);
         }
         self.seek(cx);
-    }
-
-    fn prepare(&mut self, cx: &mut Cx<'_>) {
-        let of = self.record.epoch;
-        let epoch = Epoch {
-            number: of.number + 1,
-            nonce: cx.nonces.fresh(),
-        };
-        self.preparing = Some(epoch);
-        cx.out.push(Action::Prepare { of, epoch });
     }
 
     /// The members without those that are unfit, or too many.

@@ -5,6 +5,7 @@ use crate::broken::Rule;
 use crate::change::Order;
 use crate::fixtures::{holder, id};
 use alloc::vec;
+use engine::event::Credit;
 
 const FIRST: u64 = 1 << 42;
 
@@ -88,7 +89,7 @@ impl Owner {
         let (copy, session) = (status.copy, id(91));
         let opened = Body::Opened {
             session,
-            credit: 0,
+            credit: Credit::default(),
             status,
         };
         self.hears(number, opened);
@@ -111,7 +112,7 @@ impl Owner {
             term: 1,
             durable: Serial(durable),
             batch: 1,
-            credit: 0,
+            credit: Credit::default(),
         };
         self.hears(number, body);
     }
@@ -298,7 +299,7 @@ fn a_copy_that_has_too_little_or_too_much_is_not_resumed() {
         destaged: Serial(0),
         health: Health::Whole,
     };
-    let (session, credit) = (id(91), 0);
+    let (session, credit) = (id(91), Credit::default());
     owner.hears(
         2,
         Body::Opened {
@@ -343,4 +344,91 @@ fn another_host_with_a_newer_record_ends_the_ownership_and_a_smaller_p_drops_a_c
     assert_eq!(owner.set.state(), State::Ended);
     assert!(matches!(owner.out.last(), Some(Action::Stop { .. })));
     assert_eq!(owner.set.acknowledge(), None);
+}
+
+/// H32, correction 13: a member without room is left out by its own word, and dropped after that.
+#[test]
+fn a_member_that_has_no_room_is_left_out_and_dropped_when_that_is_decided() {
+    let mut owner = Owner::new(&[1, 2], 1, None, None);
+    owner.writes(FIRST);
+    owner.joins(2, FIRST);
+    let (copy, session) = (owner.copy_of(2), id(91));
+    let drops = |owner: &Owner| {
+        let drops = |it: &&Action| match it {
+            Action::Send { host, body } => {
+                *host == id(2) && matches!(body, Body::Drop { copy: it, .. } if *it == copy)
+            }
+            _ => false,
+        };
+        owner.out.iter().filter(drops).count()
+    };
+    let other = id(92);
+    owner.hears(
+        2,
+        Body::NoRoom {
+            copy,
+            session: other,
+        },
+    );
+    assert_eq!(owner.set.state(), State::Full, "of another session");
+    owner.hears(2, Body::NoRoom { copy, session });
+    assert_eq!(owner.set.state(), State::Waiting);
+    assert_eq!(drops(&owner), 0, "the record names it still");
+    assert_eq!(owner.wins().members, [member(1)]);
+    assert_eq!(drops(&owner), 1);
+    // The word was lost, and the host offers the copy.
+    let status = Status {
+        copy,
+        term: 1,
+        history: owner.set.history.clone(),
+        from: Serial(0),
+        destaged: Serial(0),
+        health: Health::Whole,
+    };
+    owner.out.clear();
+    owner.hears(2, Body::Probed { status });
+    assert_eq!(drops(&owner), 1);
+    // Another learner there begins from nothing.
+    owner.tell(Event::Tick);
+    owner.chooses(2);
+    assert_ne!(owner.copy_of(2), copy);
+    let (copy, before) = (owner.copy_of(2), owner.set.record().number);
+    owner.hears(2, Body::NoRoom { copy, session });
+    assert_eq!(owner.set.learner(), None);
+    assert_eq!(owner.set.record().number, before, "it did not count");
+}
+
+/// C12: what a copy of an owner before has is at the origin; it takes room for nothing.
+#[test]
+fn a_copy_whose_writes_are_all_at_the_origin_is_dropped_while_the_unit_is_degraded() {
+    let mut owner = Owner::new(&[1], 1, Some(Degraded::PeerLost), None);
+    owner.writes(FIRST + 1);
+    let offer = |end: u64| Body::Probed {
+        status: Status {
+            copy: id(77),
+            term: 1,
+            history: History::empty(Serial(end)),
+            from: Serial(0),
+            destaged: Serial(0),
+            health: Health::Whole,
+        },
+    };
+    let drops = |owner: &Owner| {
+        let drops = |it: &Action| {
+            matches!(
+                it,
+                Action::Send {
+                    body: Body::Drop { .. },
+                    ..
+                }
+            )
+        };
+        owner.out.iter().any(drops)
+    };
+    owner.hears(2, offer(FIRST + 1));
+    assert!(!drops(&owner), "it has what the origin has not");
+    assert_eq!(owner.set.begin_cut(), Some(Serial(FIRST + 1)));
+    owner.tell(Event::Destaged(Serial(FIRST + 1)));
+    owner.hears(2, offer(FIRST + 1));
+    assert!(drops(&owner));
 }

@@ -216,6 +216,7 @@ impl Core {
             || self.touched.tries() > 0
             || self.direct.is_allocating()
             || !self.replicas.taking.is_empty()
+            || self.waits_for_room_of_peers()
             || self.evacuation.is_some()
             || self.volumes.iter().flatten().any(|v| {
                 // A request for an order that has failed is made again after a while.
@@ -241,6 +242,7 @@ impl Core {
         self.look_at_origins(cx);
         self.turns.look(cx.now);
         self.retry_bad_reads(cx);
+        self.ask_peers_for_room();
         #[cfg(feature = "adversary")]
         {
             self.check_counts();

@@ -3,9 +3,9 @@
 //! Each verb has a file: `read`, `fill`, `tables`, `lines`, `layers`, `keep`, `write`, `direct`,
 //! `destage`, `replay`, `merge_damage`, `switch`, `image`, `evacuate`, `scrub`, `checkpoint`,
 //! `attach`. What several of them share is a part with fields of its own: `reading`, `turns`,
-//! `extents`, `share`, `direct`, `park` (service), `given`. Always true after an `apply`: all that
-//! could be decided has been decided; what is left waits for a device, for room, or for a time that
-//! is in the timers.
+//! `extents`, `share`, `room`, `direct`, `park` (service), `given`. Always true after an `apply`:
+//! all that could be decided has been decided; what is left waits for a device, for room, or for a
+//! time that is in the timers.
 
 mod allocate;
 mod attach;
@@ -49,6 +49,7 @@ mod replication;
 mod resend;
 mod resize;
 mod retry_read;
+mod room;
 mod scrub;
 mod share;
 mod show;
@@ -240,7 +241,8 @@ impl Core {
                 volume,
                 peer,
                 number,
-            } => self.replicated(cx, volume, peer, number),
+                credit,
+            } => self.replicated(cx, volume, peer, (number, credit)),
             Event::Zeroed { volume, bytes } => self.zeroed(volume, bytes),
             Event::Done { io, result, stat } => self.done(cx, io, result, stat),
             Event::Admin { request, command } => self.command(cx, request, command),
@@ -500,9 +502,12 @@ impl Core {
             Command::NameLineage { volume, lineage } => {
                 self.name_lineage(cx, volume, request, lineage);
             }
-            Command::StartPeer { volume, peer, have } => {
-                self.start_peer(cx, volume, request, (peer, have));
-            }
+            Command::StartPeer {
+                volume,
+                peer,
+                have,
+                credit,
+            } => self.start_peer(cx, volume, request, (peer, have, credit)),
             Command::CountPeer { volume, peer } => self.count_peer(cx, volume, request, peer),
             Command::StopPeer {
                 volume,

@@ -49,15 +49,17 @@ impl Core {
         let room = self.most(id, Pool::Log);
         let extents_room = self.most(id, Pool::Map);
         let limit = volume.dirty_limit_blocks();
+        let of_peers = volume.room_of_peers();
         let held: u64 = volume.waiting().map(Waiting::blocks).sum();
         let batch = volume.epochs.front().map_or(0, |epoch| epoch.charge);
         let moved = volume.destage().map_or(0, |it| it.moved_halves() / 2);
         Gauges {
             dirty_blocks: charge,
-            room_blocks: room.min(limit),
+            room_blocks: room.min(limit).min(of_peers.blocks),
+            peers_limit: of_peers.blocks < room.min(limit) || of_peers.extents < extents_room,
             dirty_writes: volume.epochs.iter().map(|epoch| epoch.writes).sum(),
             dirty_extents: extents,
-            extents_room,
+            extents_room: extents_room.min(of_peers.extents),
             batch_left_blocks: batch.saturating_sub(moved),
             held_blocks: held + arriving,
             queue_depth: u64::from(volume.tuning().origin_queue_depth),

@@ -3,8 +3,9 @@
 //! Always true: a batch is refused as a whole, or staged as a whole, in the order in which it came;
 //! it is acknowledged when the log has it, durably, with all before it. Its entries go into the
 //! ordinary stream of writes, so that one sync covers them and those of this host's guests. A
-//! batch that has begun is staged to its end, whatever is ordered meanwhile. What waits for room
-//! owns nothing.
+//! batch that has begun is staged to its end, whatever is ordered meanwhile. Room for a batch was
+//! promised to its owner ([`super::room`]); it waits for the log to make it, which no guest's data
+//! is in the way of. What waits for room owns nothing.
 //! Deliberately absent: what is said of it to other hosts, and who may freeze it.
 
 use super::Core;
@@ -54,6 +55,7 @@ impl Core {
         let known = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
         let kept = match known {
             _ if !Volume::is_serial_of_owner(spec.destaged) => Err(Refusal::OutOfRange),
+            None if !spec.fetched && !self.has_room_for_copy() => Err(Refusal::NoRoom),
             None => self.make_replica(id, spec),
             Some(it) if it.uuid() != spec.uuid || it.size_bytes() != spec.size_bytes => {
                 Err(Refusal::Busy)
@@ -73,6 +75,8 @@ impl Core {
             self.drop_old(id, spec.destaged);
         }
         self.settle_replica(cx, id, request);
+        self.count_writers();
+        self.renew_credit(cx, id);
     }
 
     fn make_replica(&mut self, id: VolumeId, spec: &ReplicaSpec) -> Result<(), Refusal> {
@@ -89,7 +93,6 @@ impl Core {
             self.volumes.push(None);
         }
         self.volumes[id.0 as usize] = Some(volume);
-        self.count_writers();
         Ok(())
     }
 
@@ -108,6 +111,7 @@ impl Core {
             cx.out.reply(batch, Err(Refusal::Gone));
         }
         self.volume(id).settle(request);
+        self.recount(id);
         self.touch(id);
     }
 
@@ -244,10 +248,17 @@ impl Core {
         }
         // What the origin has makes room for what waits.
         let (destaged, end) = (batch.destaged, self.volume(id).replica_end());
+        let known = self.volume(id).destaged();
         if !self.volume(id).has_begun_batch() {
             self.drop_old(id, destaged.min(end));
         }
-        self.volume(id).add_batch(request, batch);
+        let volume = self.volume(id);
+        match destaged > known || !batch.parts.is_empty() {
+            true => volume.room_promise_mut().moves(),
+            false => volume.room_promise_mut().is_asked(),
+        }
+        volume.add_batch(request, batch);
+        self.recount(id);
         if !self.replicas.taking.contains(&id) {
             self.replicas.taking.push_back(id);
         }
@@ -263,6 +274,7 @@ impl Core {
         for request in volume.break_replica() {
             cx.out.reply(request, Err(Refusal::Gone));
         }
+        self.recount(id);
     }
 
     /// Stages what has come, for each replica as far as there is room.
@@ -317,6 +329,7 @@ impl Core {
         let incoming = self.volume(id).end_batch();
         let newest = self.volume(id).epochs.back();
         let newest = newest.map_or(StreamSeq(0), |it| it.last_seq);
+        self.renew_credit(cx, id);
         self.acknowledge(cx, id, incoming.request, newest);
         self.touch(id);
         true
@@ -329,7 +342,11 @@ impl Core {
         }
         let blocks = need.blocks.max(3 * need.parts) + HEADERS;
         let span = Span::new(0, blocks * BLOCK_SECTORS);
-        let open = matches!(self.gate(cx.now, id, span, EntryKind::Write), Gate::Open);
+        let open = match self.volume(id).is_copy() {
+            // It was promised; a write that has begun is finished first.
+            true => self.log.unfinished == 0,
+            false => matches!(self.gate(cx.now, id, span, EntryKind::Write), Gate::Open),
+        };
         open && self.log.has_room(StreamKind::Writes, blocks)
     }
 

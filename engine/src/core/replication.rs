@@ -7,11 +7,13 @@
 //! its last step. What is queued keeps its places in the log alive; an evacuation drops the queues
 //! first, so that none of them names what has moved. A frozen replica is sent likewise, up to its
 //! end; a peer that gets it never counts.
+//! A batch leaves when the peer has promised room for it. Where one that counts has none, guests
+//! wait as at a dirty limit, what is at all peers is destaged, and the peer is asked.
 //! Deliberately absent: links and hosts, and when a peer is given up; that is the host's.
 
 use super::Core;
 use crate::adversary::{Mark, mark};
-use crate::event::{Action, Batch, BatchPart, Purpose, Refusal};
+use crate::event::{Action, Batch, BatchPart, Credit, LogRoom, Purpose, Refusal};
 use crate::fetch::{Fetched, Owner, Want};
 use crate::format::record::EntryKind;
 use crate::log::QuotaOwner;
@@ -124,6 +126,20 @@ struct Gathered {
     next: Option<u64>,
 }
 
+impl Gathered {
+    fn cost(&self) -> LogRoom {
+        let cost = |piece: &Piece| {
+            let kind = match piece.content {
+                Content::Data(_) => EntryKind::Write,
+                Content::Zero { allocate, .. } => EntryKind::Zero { allocate },
+            };
+            BatchPart::cost(piece.span, kind)
+        };
+        let costs = self.pieces.iter().map(cost);
+        costs.fold(LogRoom::default(), LogRoom::plus)
+    }
+}
+
 /// The first pieces of a map from a sector on, as many as one batch takes.
 fn gather(map: &ExtentMap, from: u64, blocks_max: u64) -> Gathered {
     let (mut pieces, mut blocks) = (Vec::new(), 0);
@@ -178,7 +194,7 @@ impl Core {
         cx: &mut Cx<'_>,
         id: VolumeId,
         request: RequestId,
-        (peer, have): (PeerId, Serial),
+        (peer, have, credit): (PeerId, Serial, Credit),
     ) {
         let volume = self.volume(id);
         let replicates = volume.policy == Policy::WriteBack && !volume.is_read_only();
@@ -202,7 +218,7 @@ impl Core {
             (have > volume.history_end()).then_some(Refusal::OutOfRange)
         };
         if refusal.is_none() {
-            volume.start_peer(peer, have);
+            volume.start_peer(peer, have, credit);
             self.replicas.sends(id);
         }
         cx.out.reply(request, refusal.map_or(Ok(()), Err));
@@ -257,12 +273,42 @@ impl Core {
         self.replicas.ends(id);
     }
 
-    pub(super) fn replicated(&mut self, cx: &mut Cx<'_>, id: VolumeId, peer: PeerId, number: u64) {
+    pub(super) fn replicated(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        peer: PeerId,
+        (number, credit): (u64, Credit),
+    ) {
         let Some(volume) = self.find(id) else { return };
+        let other = volume.replication.find(peer);
+        let other = other.is_some_and(|it| !it.is_stopped() && it.purse().hear(credit));
         for piece in volume.peer_has(peer, number) {
             self.scratch.free_piece(piece);
         }
+        if other && !self.volume(id).is_replica() {
+            self.look_at_flow(cx, id, 0);
+        }
         self.peers_have_more(cx, id);
+    }
+
+    /// Some time has passed: peers that had no room are asked whether they have some.
+    pub(super) fn ask_peers_for_room(&mut self) {
+        for at in 0..self.replicas.sending.len() {
+            let id = self.replicas.sending[at];
+            if self.volume(id).ask_for_room() {
+                self.replicas.mark(id);
+            }
+        }
+    }
+
+    /// Some peer waits for room.
+    pub(super) fn waits_for_room_of_peers(&self) -> bool {
+        let mut sending = self.replicas.sending.iter();
+        sending.any(|id| {
+            let volume = self.volumes[id.0 as usize].as_ref();
+            volume.is_some_and(|it| it.replication.is_short())
+        })
     }
 
     /// A peer has more, or is not relied on any more: who waited for that may go on.
@@ -414,11 +460,15 @@ impl Core {
             return false;
         }
         let Some((cursor, gathered)) = self.next_delta(id, peer) else {
+            self.needs_no_room(id, peer);
             if self.peer(id, peer).has_all_that_was_sent() {
                 self.peers_have_more(cx, id);
             }
             return self.tell_destaged(cx, id, peer);
         };
+        if !self.peer(id, peer).purse().allows(gathered.cost()) {
+            return self.wait_for_room(cx, id, peer);
+        }
         let staged = |piece: &Piece| match piece.content {
             Content::Data(addr) => self.log.staged(addr).is_some(),
             Content::Zero { .. } => true,
@@ -441,6 +491,27 @@ impl Core {
             Some(piece) => self.read_batch(cx, (id, peer), (piece, batch), &gathered),
         }
         true
+    }
+
+    /// What is to be sent next has no room there. While something is under way its answer may bring
+    /// some. True if something was sent all the same.
+    fn wait_for_room(&mut self, cx: &mut Cx<'_>, id: VolumeId, peer: PeerId) -> bool {
+        let it = self.peer(id, peer);
+        if it.is_idle() && it.purse().is_empty_now() && it.has_no_room() {
+            mark(Mark::PeerHasNoRoom);
+            self.volume(id).want_room();
+            self.touch(id);
+        }
+        self.tell_destaged(cx, id, peer)
+    }
+
+    /// What is to be sent has room, or there is nothing.
+    fn needs_no_room(&mut self, id: VolumeId, peer: PeerId) {
+        if self.peer(id, peer).has_no_room() {
+            self.volume(id).has_room();
+            self.touch(id);
+        }
+        self.peer(id, peer).purse().is_not_needed();
     }
 
     fn peer(&mut self, id: VolumeId, peer: PeerId) -> &mut crate::volume::replication::Peer {
@@ -660,7 +731,11 @@ impl Core {
     ) {
         let number = self.volume(volume).replication.next_number();
         let destaged = batch.destaged;
+        if !batch.parts.is_empty() {
+            self.needs_no_room(volume, peer);
+        }
         let counted = self.peer(volume, peer);
+        counted.purse().spend(batch.cost());
         let delta = match batch.parts.is_empty() {
             true => (counted.given(), true),
             false => (batch.upto, batch.ends),

@@ -3,21 +3,24 @@
 //! Half of both is divided among the volumes that write, and nobody can take another's part: each
 //! has what it reserved; of the rest one half goes evenly, one half by weight. The other half goes
 //! to who comes, and when it is short in turn, by bytes and weight. So one that cannot destage
-//! stops itself only, and one with little weight is never without a share.
+//! stops itself only, and one with little weight is never without a share. Copies of other hosts'
+//! volumes have no part: what they were promised is theirs, of the other half ([`super::room`]).
 //!
 //! What the parts of all volumes still have to give is counted when one of them changes
 //! ([`Core::recount`]), because a host has thousands and each write asks.
 //!
 //! Always true: all parts together are at most half of a budget (rule 5.2.8); a write within its
-//! volume's part waits for nobody. That reserves fit is for the host to check; too many shrink.
-//! Deliberately absent: the volume's own limit, and room in segments.
+//! volume's part waits for nobody; no volume takes what a copy was promised. That reserves fit is
+//! for the host to check; too many shrink. Deliberately absent: the volume's own limit, and room in
+//! segments.
 
 use super::Core;
+use crate::adversary::{Bug, has};
 use crate::event::Share;
 use crate::round_robin::{RoundRobin, WEIGHT_MAX};
 use crate::types::{BLOCK_BYTES, Time, VolumeId};
 use crate::volume::Volume;
-use crate::volume::share::{Parts, Pool};
+use crate::volume::share::{Counted, Parts, Pool};
 
 /// Room that the heaviest of those who wait gets in one round.
 const QUANTUM_BYTES: u64 = 1 << 20;
@@ -36,15 +39,19 @@ pub struct Reserved {
     writers: u64,
     weights: u64,
     blocks: u64,
-    /// What their parts still have to give.
+    /// What their parts still have to give, and what copies were promised.
     kept: Parts,
+    copies: u64,
+    /// What copies were promised, and that with what they use.
+    promised: Parts,
+    copied: Parts,
 }
 
 /// Something that all volumes take from.
 #[derive(Clone, Copy)]
-struct Budget {
-    capacity: u64,
-    used: u64,
+pub(super) struct Budget {
+    pub(super) capacity: u64,
+    pub(super) used: u64,
 }
 
 /// Where there is room for a write.
@@ -105,15 +112,24 @@ impl Shares {
     }
 
     /// A volume keeps so much by now.
-    fn recount(&mut self, before: Parts, now: Parts) {
-        let all = &mut self.reserved.kept;
-        assert!(
-            before.log <= all.log && before.map <= all.map,
-            "what a volume keeps is counted"
-        );
-        all.log = all.log + now.log - before.log;
-        all.map = all.map + now.map - before.map;
-        assert!(all.log >= now.log && all.map >= now.map);
+    fn recount(&mut self, before: Counted, now: Counted) {
+        exchange(&mut self.reserved.kept, before.kept, now.kept);
+        exchange(&mut self.reserved.promised, before.promised, now.promised);
+        exchange(&mut self.reserved.copied, before.copy, now.copy);
+    }
+
+    /// What no volume may take that it was not given to.
+    pub fn kept_by_all(&self, pool: Pool) -> u64 {
+        self.reserved.kept.of(pool)
+    }
+
+    pub fn copies(&self) -> u64 {
+        self.reserved.copies
+    }
+
+    /// What all copies use, and were promised.
+    pub fn taken_by_copies(&self, pool: Pool) -> u64 {
+        self.reserved.copied.of(pool)
     }
 
     /// Whether a volume may take of the room in common: at once while no other waits for it, else
@@ -142,29 +158,48 @@ impl Shares {
     }
 }
 
+/// One of those that a sum is made of has changed.
+fn exchange(all: &mut Parts, before: Parts, now: Parts) {
+    assert!(
+        before.log <= all.log && before.map <= all.map,
+        "what a volume keeps is counted"
+    );
+    all.log = all.log + now.log - before.log;
+    all.map = all.map + now.map - before.map;
+    assert!(all.log >= now.log && all.map >= now.map);
+}
+
 impl Core {
     /// To be called when a volume has come or gone, or takes from the pools in another way.
     pub(super) fn count_writers(&mut self) {
         let mut reserved = Reserved::default();
         for volume in self.volumes.iter().flatten().filter(|v| v.takes_log()) {
+            if volume.is_copy() {
+                reserved.copies += 1;
+                continue;
+            }
             reserved.writers += 1;
             reserved.weights += u64::from(volume.tuning().share.weight);
             reserved.blocks += min_blocks(volume.tuning().share);
         }
         let capacity = [Pool::Log, Pool::Map].map(|pool| self.budget(pool).capacity);
-        let mut all = Parts::default();
         for volume in self.volumes.iter_mut().flatten() {
-            let [log, map] = capacity.map(|it| part(&reserved, volume, capacity[0], it));
-            let kept = volume.take_part(Parts { log, map });
-            all.log += kept.log;
-            all.map += kept.map;
+            let [log, map] = match volume.is_copy() {
+                true => [0, 0],
+                false => capacity.map(|it| part(&reserved, volume, capacity[0], it)),
+            };
+            let counted = volume.take_part(Parts { log, map });
+            exchange(&mut reserved.kept, Parts::default(), counted.kept);
+            exchange(&mut reserved.promised, Parts::default(), counted.promised);
+            exchange(&mut reserved.copied, Parts::default(), counted.copy);
         }
-        let kept = all;
-        self.shares.reserved = Reserved { kept, ..reserved };
+        let Parts { log, map } = reserved.promised;
         assert!(
-            kept.log <= capacity[0] / 2 && kept.map <= capacity[1] / 2,
+            reserved.kept.log - log <= capacity[0] / 2
+                && reserved.kept.map - map <= capacity[1] / 2,
             "all parts together are half of a pool"
         );
+        self.shares.reserved = reserved;
     }
 
     /// To be called when what a volume holds dirty has changed.
@@ -178,15 +213,14 @@ impl Core {
     /// That nobody was forgotten.
     #[cfg(feature = "adversary")]
     pub(super) fn check_counts(&mut self) {
-        let counted = self.shares.reserved.kept;
+        let sums = |of: &Reserved| (of.kept, of.promised, of.copied);
+        let counted = sums(&self.shares.reserved);
         self.count_writers();
-        assert_eq!(
-            counted, self.shares.reserved.kept,
-            "all changes are counted"
-        );
+        let now = sums(&self.shares.reserved);
+        assert_eq!(counted, now, "all changes are counted");
     }
 
-    fn budget(&self, pool: Pool) -> Budget {
+    pub(super) fn budget(&self, pool: Pool) -> Budget {
         match pool {
             Pool::Log => {
                 let gauge = self.log.gauge();
@@ -225,14 +259,18 @@ impl Core {
     pub(super) fn room_for(&self, id: VolumeId, pool: Pool, need: u64) -> Room {
         // All parts together are half of the budget, so below it none is in danger.
         let budget = self.budget(pool);
-        if budget.used + need <= budget.capacity / 2 {
+        let promised = self.shares.reserved.promised.of(pool);
+        if budget.used + promised + need <= budget.capacity / 2 {
             return Room::Own;
         }
         let volume = self.counted(id);
         if volume.uses(pool) + need <= volume.part(pool) {
             return Room::Own;
         }
-        let others = self.shares.kept_by_others(volume, pool);
+        let mut others = self.shares.kept_by_others(volume, pool);
+        if has(Bug::TakePromisedRoom) {
+            others -= promised;
+        }
         if budget.used + need + others <= budget.capacity {
             Room::Common
         } else {

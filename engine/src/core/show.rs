@@ -62,6 +62,7 @@ impl Core {
             dirty_bytes: volume.dirty_bytes(),
             damaged: volume.has_damaged_log() || unread,
             replica: volume.replica_snapshot(),
+            credit: self.credit(id),
             peers: volume.replication.shown(),
         })
     }
@@ -87,6 +88,7 @@ impl Core {
             log_bytes: self.log.geometry.log_bytes(),
             dirty_bytes_max: gauge.capacity * BLOCK_BYTES,
             live_bytes: gauge.live * BLOCK_BYTES,
+            copy_room: self.show_copy_room(),
             index_bytes: self.log.index_bytes()
                 + self.ram.index_bytes()
                 + self.lines.index_bytes()

@@ -619,6 +619,11 @@ impl Core {
             volume.hit_hard_limit();
             return Gate::Shut;
         }
+        if self.volume(id).waits_for_room_of_peers() {
+            mark(Mark::WaitedForRoomOfPeer);
+            self.volume(id).hit_hard_limit();
+            return Gate::Shut;
+        }
         // A write adds an extent for each chunk it begins, and one where it cuts an old one.
         let pieces = blocks / (chunk_blocks - 1) + 3;
         let room = self.room_for(id, Pool::Log, blocks);

@@ -12,6 +12,7 @@ pub(crate) mod allocation;
 pub(crate) mod batch;
 mod bypass;
 mod condition;
+pub(crate) mod credit;
 pub(crate) mod destage;
 mod identity;
 pub(crate) mod jobs;

@@ -23,6 +23,7 @@
 //! cluster; and the way of a batch into the log (`core::replica`).
 
 use super::Volume;
+use super::credit::Promise;
 use crate::adversary::{Bug, has};
 use crate::event::{Batch, Refusal, ReplicaSpec};
 use crate::format::checkpoint::{Role, Standing, VolumeRecord};
@@ -75,6 +76,7 @@ pub struct Replica {
     broken: bool,
     /// Who waits until all that is here is durable.
     settling: Option<RequestId>,
+    promise: Promise,
 }
 
 impl Replica {
@@ -112,6 +114,20 @@ impl Volume {
         matches!(self.replica.standing.role, Role::Replica | Role::Frozen)
     }
 
+    /// It is kept for its owner, in the room for copies.
+    pub fn is_copy(&self) -> bool {
+        self.is_replica() && !self.replica.promise.is_unlimited()
+    }
+
+    /// It was promised this.
+    pub fn room_promise(&self) -> &Promise {
+        &self.replica.promise
+    }
+
+    pub fn room_promise_mut(&mut self) -> &mut Promise {
+        &mut self.replica.promise
+    }
+
     /// It takes nothing from its owner any more.
     pub fn is_frozen(&self) -> bool {
         self.replica.standing.role == Role::Frozen
@@ -136,6 +152,7 @@ impl Volume {
             term: self.replica.standing.term,
             end: self.replica.end,
             seen: self.acked(),
+            no_room: self.replica.promise.refuses(),
         })
     }
 
@@ -162,6 +179,7 @@ impl Volume {
         self.reach(spec.destaged);
         self.go_on_behind(spec.destaged);
         self.replica.end = spec.destaged;
+        self.replica.promise.begin(spec.fetched);
         self.replica.standing = Standing {
             role: Role::Replica,
             lineage: spec.lineage,
@@ -179,6 +197,7 @@ impl Volume {
             standing.role = Role::Replica;
             (standing.lineage, standing.term) = (spec.lineage, spec.term);
             self.replica.broken = false;
+            self.replica.promise.begin(spec.fetched);
             return true;
         }
         false
@@ -190,6 +209,7 @@ impl Volume {
         let obeys = matches!(standing.role, Role::Replica | Role::Frozen);
         if obeys && standing.term <= term && self.replica.settling.is_none() {
             (standing.role, standing.term) = (Role::Frozen, term);
+            self.replica.promise.end();
             return true;
         }
         false
@@ -274,6 +294,7 @@ impl Volume {
         self.skip_to(Serial(first.0 - 1));
         self.name = name;
         self.replica.recovered = self.replica.end;
+        self.replica.promise = Promise::default();
         self.replica.standing = Standing {
             role: Role::Taken,
             term: self.replica.standing.term,
@@ -309,6 +330,9 @@ impl Volume {
             from = span.end();
         }
         let few = batch.parts.len() <= PARTS_MAX;
+        if few && !self.replica.promise.allows(batch.cost()) {
+            return Err(Refusal::NoRoom);
+        }
         match few && batch.destaged <= batch.upto && batch.upto < SERIAL_MAX {
             true => Ok(()),
             false => Err(Refusal::OutOfRange),
@@ -347,6 +371,7 @@ impl Volume {
     }
 
     pub fn add_batch(&mut self, request: RequestId, batch: Batch) {
+        self.replica.promise.receive(batch.cost());
         self.replica.inbox.push_back(Incoming {
             request,
             batch,
@@ -384,7 +409,9 @@ impl Volume {
     /// The first batch does not follow those before it.
     pub fn end_refused(&mut self) {
         let incoming = self.replica.inbox.pop_front();
-        assert!(incoming.is_some_and(|it| !it.begun), "it has not begun");
+        let incoming = incoming.filter(|it| !it.begun);
+        let batch = incoming.expect("it has not begun").batch;
+        self.replica.promise.settle(batch.cost());
     }
 
     /// The first batch is staged as a whole.
@@ -392,6 +419,7 @@ impl Volume {
         let incoming = self.replica.inbox.pop_front().expect("a batch has come");
         let batch = &incoming.batch;
         assert!(incoming.begun && incoming.parts_done == batch.parts.len());
+        self.replica.promise.settle(batch.cost());
         if let Some(last) = batch.parts.last() {
             let partial = Partial {
                 upto: batch.upto,
@@ -426,6 +454,9 @@ impl Volume {
     pub fn take_batches(&mut self) -> impl Iterator<Item = RequestId> + use<> {
         let begun = usize::from(self.has_begun_batch());
         let gone = self.replica.inbox.split_off(begun);
+        for incoming in &gone {
+            self.replica.promise.settle(incoming.batch.cost());
+        }
         gone.into_iter().map(|incoming| incoming.request)
     }
 
@@ -487,6 +518,7 @@ mod tests {
             lineage: Uuid([5; 16]),
             term: 3,
             destaged: Serial(10),
+            fetched: true,
         }
     }
 

@@ -18,8 +18,9 @@
 //! of the cluster; bytes and their places (`core::replication`).
 
 use super::Volume;
+use super::credit::Purse;
 use crate::adversary::{Bug, has};
-use crate::event::Batch;
+use crate::event::{Batch, Credit, LogRoom};
 use crate::map::ExtentMap;
 use crate::snapshot::PeerSnapshot;
 use crate::types::{EpochNumber, PeerId, RequestId, SECTOR_BYTES, Serial};
@@ -90,6 +91,8 @@ pub struct Peer {
     in_flight: VecDeque<Flight>,
     /// A batch is being read from the device.
     reading: Option<Reading>,
+    /// What it takes.
+    purse: Purse,
 }
 
 /// A batch whose bytes come from the device.
@@ -128,6 +131,7 @@ impl Peer {
             queued_sectors: 0,
             in_flight: VecDeque::new(),
             reading: None,
+            purse: Purse::default(),
         }
     }
 
@@ -147,6 +151,15 @@ impl Peer {
     /// One more batch may go.
     pub fn may_send(&self) -> bool {
         !self.is_stopped() && self.reading.is_none() && self.in_flight.len() < IN_FLIGHT_MAX
+    }
+
+    pub fn purse(&mut self) -> &mut Purse {
+        &mut self.purse
+    }
+
+    /// It counts, and has no room for what it lacks.
+    pub fn has_no_room(&self) -> bool {
+        self.counts && !self.is_stopped() && self.purse.is_short()
     }
 
     /// Nothing of it is on its way.
@@ -315,9 +328,11 @@ impl Peer {
         more
     }
 
-    /// The origin has more than the peer was told.
+    /// The origin has more than the peer was told, or the peer is to be asked for room. Within a
+    /// delta it is told only where the rest has no room: what it lets go of may make some.
     pub fn is_untold(&self, destaged: Serial) -> bool {
-        self.told_destaged < destaged && self.cursor.is_none()
+        let between = self.cursor.is_none() || self.purse.is_short();
+        self.told_destaged < destaged && between || self.purse.asks()
     }
 
     /// A batch that has its bytes from the device holds memory until it is acknowledged.
@@ -360,6 +375,11 @@ impl Replication {
         queued.map(|delta| delta.map.len()).sum()
     }
 
+    /// Some peer has no room for what is to be sent next.
+    pub fn is_short(&self) -> bool {
+        self.peers.iter().any(|peer| peer.purse.is_short())
+    }
+
     pub fn next_number(&mut self) -> u64 {
         self.number += 1;
         self.number
@@ -379,6 +399,7 @@ impl Replication {
             live: peer.mode == Mode::Live,
             durable: peer.durable,
             sent: peer.sent,
+            no_room: peer.has_no_room(),
         });
         shown.collect()
     }
@@ -394,6 +415,27 @@ impl Volume {
         let peers = &self.replication.peers;
         let there = |peer: &Peer| !peer.counts || peer.durable >= upto;
         upto <= self.destaged() || peers.iter().all(there) || has(Bug::AcknowledgeBeforePeers)
+    }
+
+    /// A peer that counts has no room: what is written next would have to wait there.
+    pub fn waits_for_room_of_peers(&self) -> bool {
+        self.replication.peers.iter().any(Peer::has_no_room)
+    }
+
+    /// What its peers may hold of it, those included that are about to count: more could never be
+    /// there. Nothing limits it where there are none.
+    pub fn room_of_peers(&self) -> LogRoom {
+        let peers = self.replication.peers.iter();
+        let started = peers.filter(|peer| !peer.is_stopped());
+        let most = started.map(|peer| peer.purse.most());
+        most.fold(LogRoom::ALL, |least, it| least.with(it, u64::min))
+    }
+
+    /// Some time has passed: peers that are short of room are asked. False if none is.
+    pub fn ask_for_room(&mut self) -> bool {
+        let peers = self.replication.peers.iter_mut();
+        let asked = peers.map(|peer| peer.purse.ask_if_short());
+        asked.fold(false, |any, it| any | it)
     }
 
     /// What is written is sent to others, so that it stays as it is described to them.
@@ -463,7 +505,7 @@ impl Volume {
     }
 
     /// A peer that has writes up to here gets the rest.
-    pub fn start_peer(&mut self, id: PeerId, have: Serial) {
+    pub fn start_peer(&mut self, id: PeerId, have: Serial, credit: Credit) {
         let peers = &mut self.replication.peers;
         let at = peers.iter().position(|peer| peer.id == id);
         let at = at.unwrap_or_else(|| {
@@ -477,6 +519,7 @@ impl Volume {
         );
         (peer.durable, peer.sent, peer.given) = (have, have, have);
         (peer.told_destaged, peer.epoch, peer.cursor) = (Serial(0), None, None);
+        peer.purse = Purse::of(credit);
         peer.mode = Mode::CatchingUp {
             upto: have,
             dropped: true,
@@ -530,7 +573,7 @@ impl Volume {
             counting: peer.counting.take(),
         };
         (peer.mode, peer.cursor) = (Mode::Stopped, None);
-        peer.counts = counts;
+        (peer.counts, peer.purse) = (counts, Purse::default());
         if let Some(reading) = &mut peer.reading {
             reading.batch = None;
         }

@@ -8,6 +8,7 @@ use super::{Admin, Look};
 use crate::cluster::check::Asked;
 use crate::cluster::{Links, Member, PeerView};
 use crate::error::{Error, Result};
+use engine::types::BLOCK_BYTES;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -143,6 +144,10 @@ pub(super) fn peer(peer: &PeerView, look: Option<&Look>) -> Value {
     document["latency_us"] = json!(peer.latency.map(|time| time.as_micros() as u64));
     document["copies"] = json!(look.map_or(0, |look| held_by(name, &look.units)));
     document["copies_kept"] = json!(look.map_or(0, |look| kept_for(name, &look.copies)));
+    let room = peer
+        .room_blocks
+        .map(|blocks| blocks.saturating_mul(BLOCK_BYTES));
+    document["copy_room_bytes"] = json!(room);
     document["version"] = json!(peer.program);
     document["protocol"] = json!(peer.protocol);
     document["boot"] = json!(peer.boot.map(|boot| boot.to_string()));

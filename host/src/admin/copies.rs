@@ -8,7 +8,7 @@ use super::View;
 use super::events::{Kind, Severity};
 use crate::unit::Shown;
 use crate::unit::copies::{CopyShown, Replication};
-use engine::snapshot::{State, VolumeSnapshot};
+use engine::snapshot::{CopyRoom, State, VolumeSnapshot};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -92,6 +92,15 @@ pub fn copy(copy: &CopyShown) -> Value {
         "state": copy.state,
         "end_serial": copy.end,
         "bytes": copy.bytes,
+    })
+}
+
+/// Room for copies in the log of this host.
+pub fn room(room: &CopyRoom) -> Value {
+    json!({
+        "max_bytes": room.max_bytes,
+        "taken_bytes": room.taken_bytes,
+        "free_bytes": room.free_bytes,
     })
 }
 

@@ -55,6 +55,7 @@ pub fn status(view: &View) -> Value {
         "volumes": volumes(view),
         "peers": peers(view),
         "copies": view.look.copies.iter().map(copies::copy).collect::<Vec<Value>>(),
+        "copy_room": copies::room(&engine.copy_room),
         "uptime_seconds": view.uptime.as_secs(),
         "version": env!("CARGO_PKG_VERSION"),
         "drained": view.drained,

@@ -395,6 +395,24 @@ const HOST_METRICS: &[HostMetric] = &[
         "What all volumes together may keep dirty.",
         |v| v.look.engine.dirty_bytes_max,
     ),
+    (
+        "copy_room_bytes_max",
+        "gauge",
+        "What copies of other hosts' volumes together may take of the log.",
+        |v| v.look.engine.copy_room.max_bytes,
+    ),
+    (
+        "copy_room_taken_bytes",
+        "gauge",
+        "What they take, with what was promised to their owners.",
+        |v| v.look.engine.copy_room.taken_bytes,
+    ),
+    (
+        "copy_room_free_bytes",
+        "gauge",
+        "What can be promised to them now.",
+        |v| v.look.engine.copy_room.free_bytes,
+    ),
     ("volumes", "gauge", "Volumes that are shown.", |v| {
         v.shown().count() as u64
     }),

@@ -74,6 +74,7 @@ impl Machine for Fake {
                 volumes: state.volumes.clone(),
                 log_bytes: 1 << 30,
                 dirty_bytes_max: 1 << 29,
+                copy_room: Default::default(),
                 live_bytes: 4096,
                 index_bytes: 100,
                 segments: SegmentCounts {

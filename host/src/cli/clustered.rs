@@ -41,6 +41,12 @@ impl Post for ByLinks {
         Some(self.0.as_ref()?.outlet(host))
     }
 
+    fn tell_room(&self, blocks: u64) {
+        if let Some(links) = &self.0 {
+            links.tell_room(blocks);
+        }
+    }
+
     fn neighbours(&self) -> Vec<Neighbour> {
         let links = self.0.as_ref();
         let peers = links.into_iter().flat_map(|links| links.peers());
@@ -51,6 +57,7 @@ impl Post for ByLinks {
                 cache: peer.cache?,
                 name: peer.member.name,
                 domain: peer.member.domain,
+                room_blocks: peer.room_blocks,
             })
         };
         up.filter_map(neighbour).collect()

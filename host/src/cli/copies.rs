@@ -19,17 +19,27 @@ pub fn of_volume(replication: &Value) -> String {
     if !learner.is_null() {
         words += &format!("; {} has {} %", text(&learner["host"]), learner["percent"]);
     }
+    // What is wrong with fewer copies than wanted has a row of its own.
+    let slowed = replication["reason"]
+        .as_str()
+        .filter(|_| replication["state"] == "full");
+    words += &slowed.map_or(String::new(), |why| format!("; {why}"));
     words
 }
 
 /// What this host keeps for others, if it keeps anything.
-pub fn kept(copies: &Value) -> Option<String> {
-    let copies = copies.as_array().filter(|copies| !copies.is_empty())?;
+pub fn kept(status: &Value) -> Option<String> {
+    let copies = status["copies"]
+        .as_array()
+        .filter(|copies| !copies.is_empty())?;
     let bytes: u64 = copies.iter().map(|copy| number(&copy["bytes"])).sum();
     let each: Vec<String> = copies.iter().map(one).collect();
+    let room = &status["copy_room"];
     Some(format!(
-        "{} kept for other hosts: {}",
+        "{} kept for other hosts, room for {} more of {}: {}",
         human_bytes(bytes),
+        human_bytes(number(&room["free_bytes"])),
+        human_bytes(number(&room["max_bytes"])),
         each.join(", ")
     ))
 }
@@ -65,6 +75,8 @@ mod tests {
             of_volume(&volume),
             "1 of 1 on other hosts, full; b streaming"
         );
+        volume["reason"] = json!("b has no room for copies");
+        assert!(of_volume(&volume).ends_with("; b streaming; b has no room for copies"));
         volume = json!({ "wanted": 1, "real": 0, "state": "degraded",
             "members": [{ "host": "b", "state": "lost" }],
             "learner": { "host": "c", "percent": 40 } });
@@ -72,10 +84,13 @@ mod tests {
         assert_eq!(of_volume(&volume), wanted);
         let away = json!({ "wanted": 1, "real": 0, "state": null, "members": [], "learner": null });
         assert_eq!(of_volume(&away), "0 of 1 on other hosts");
-        assert_eq!(kept(&json!([])), None);
+        assert_eq!(kept(&json!({ "copies": [] })), None);
         assert_eq!(kept(&Value::Null), None);
         let one = json!([{ "name": "disk", "owner": "a", "state": "member", "bytes": 8192 }]);
-        let wanted = "8 KiB kept for other hosts: disk of a (member, 8 KiB)";
+        let room = json!({ "free_bytes": 4096, "max_bytes": 1 << 20 });
+        let one = json!({ "copies": one, "copy_room": room });
+        let wanted = "8 KiB kept for other hosts, room for 4 KiB more of 1 MiB: disk of a \
+                      (member, 8 KiB)";
         assert_eq!(kept(&one).as_deref(), Some(wanted));
     }
 }

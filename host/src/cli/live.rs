@@ -392,6 +392,7 @@ pub fn command_error(name: &str, error: CommandError) -> Error {
             "start that host, or when it can write no more run `tenuto volume takeover` with \
              --fenced",
         ),
+        Refusal::NoRoom => (Kind::Failed, "give the cache more room"),
         Refusal::OutOfRange | Refusal::ReadOnly => (Kind::Failed, "see `tenuto volume show`"),
     };
     Error::new(kind, format!("volume {name}: {refusal}; {advice}")).about(name)

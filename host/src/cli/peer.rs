@@ -1,6 +1,7 @@
 //! `tenuto peer`.
 
 use super::{Context, output};
+use crate::config::units::human_bytes;
 use crate::error::Result;
 use clap::Subcommand;
 use serde_json::Value;
@@ -29,9 +30,10 @@ fn text(context: &Context, document: &Value) -> String {
     }
     let rows: Vec<Vec<String>> = peers.iter().map(|peer| row(context, peer)).collect();
     let head = [
-        "HOST", "DOMAIN", "STATE", "LATENCY", "COPIES", "KEPT", "VERSION", "CLOCK", "ID", "REASON",
+        "HOST", "DOMAIN", "STATE", "LATENCY", "COPIES", "KEPT", "ROOM", "VERSION", "CLOCK", "ID",
+        "REASON",
     ];
-    output::table(&head, &rows, &[3, 4, 5, 7])
+    output::table(&head, &rows, &[3, 4, 5, 6, 8])
 }
 
 fn row(context: &Context, peer: &Value) -> Vec<String> {
@@ -57,6 +59,9 @@ fn row(context: &Context, peer: &Value) -> Vec<String> {
         number("latency_us", "us"),
         peer["copies"].to_string(),
         peer["copies_kept"].to_string(),
+        peer["copy_room_bytes"]
+            .as_u64()
+            .map_or("-".to_owned(), human_bytes),
         shown("version"),
         number("clock_skew_ms", "ms"),
         shown("id"),

@@ -111,7 +111,7 @@ fn text(context: &Context, status: &Value) -> String {
         ),
     ];
     fields.extend(scrub.map(|text| ("scrub", text)));
-    fields.extend(copies::kept(&status["copies"]).map(|text| ("copies", text)));
+    fields.extend(copies::kept(status).map(|text| ("copies", text)));
     let mut text = output::fields(&fields);
     let volumes = status["volumes"].as_array().map_or(&[][..], Vec::as_slice);
     if !volumes.is_empty() {

@@ -16,6 +16,7 @@
 use super::greeting::{self, Unwelcome, count};
 use super::shared::{LinkEvent, Refused, Shared};
 use super::wire::{self, Ended, Movable};
+use engine::event::Credit;
 use engine::types::Uuid;
 use node::batch::Batch;
 use node::frame::{FEATURE_DATA, Frame, VERSION_MAX};
@@ -55,8 +56,8 @@ pub trait Outlet: Send + Sync {
 pub trait DataSink: Send + Sync {
     /// A batch of a host. Answers go to `back`, which is dropped when there is none to come.
     fn batch(&self, from: Uuid, batch: Batch, payload: Vec<u8>, back: Arc<dyn Outlet>);
-    /// A copy there has all batches of this session up to this number.
-    fn ack(&self, from: Uuid, copy: Uuid, session: Uuid, number: u64);
+    /// A copy there has all batches of this session up to this number, and takes this much.
+    fn ack(&self, from: Uuid, copy: Uuid, session: Uuid, number: u64, credit: Credit);
 }
 
 /// All connections for data.
@@ -331,10 +332,11 @@ impl Data {
                     copy,
                     session,
                     batch,
+                    credit,
                     ..
                 }) => {
                     if let Some(sink) = self.sink.get() {
-                        sink.ack(host, copy, session, batch);
+                        sink.ack(host, copy, session, batch, credit);
                     }
                 }
                 Some(body) => self.shared.tell(LinkEvent::Data { host, body }),

@@ -8,10 +8,13 @@ use super::tests::{PATIENCE, Place, next};
 use super::tokens::Token;
 use super::{LinkEvent, Links, RefusedView, join, wire};
 use crate::config::cluster::Cluster;
+use engine::event::Credit;
 use engine::format::record::EntryKind;
 use engine::types::{Serial, Span, Uuid};
 use node::batch::{Batch, Part};
-use node::frame::{FEATURE_DATA, Frame, HELLO_VERSION, Hello, PAYLOAD_BYTES_MAX, Ping};
+use node::frame::{
+    FEATURE_DATA, Frame, HELLO_VERSION, Hello, PAYLOAD_BYTES_MAX, Ping, VERSION_MAX,
+};
 use node::message::Body;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -51,7 +54,7 @@ impl DataSink for Sink {
         });
     }
 
-    fn ack(&self, from: Uuid, copy: Uuid, session: Uuid, number: u64) {
+    fn ack(&self, from: Uuid, copy: Uuid, session: Uuid, number: u64, _: Credit) {
         let _ = self.acks.send((from, copy, session, number));
     }
 }
@@ -173,7 +176,7 @@ fn ack(number: u64) -> Vec<u8> {
         term: 3,
         durable: Serial(20),
         batch: number,
-        credit: 0,
+        credit: Credit::default(),
     })
 }
 
@@ -295,7 +298,7 @@ impl Caller {
 
     /// The next frame; none when the connection is over.
     fn hear(&mut self) -> Option<Frame> {
-        let read = wire::read_soon(&mut self.stream, HELLO_VERSION);
+        let read = wire::read_soon(&mut self.stream, VERSION_MAX);
         let heard = self.runtime.block_on(read);
         let late = |error: &std::io::Error| error.kind() == std::io::ErrorKind::TimedOut;
         let late = matches!(&heard, Err(wire::Ended::Io(error)) if late(error));
@@ -311,7 +314,7 @@ impl Caller {
 fn hello(of: &Identity, host: Uuid) -> Vec<u8> {
     let hello = Hello {
         version_min: 1,
-        version_max: 1,
+        version_max: VERSION_MAX,
         features: FEATURE_DATA,
         cluster: of.cluster,
         host,
@@ -397,11 +400,12 @@ fn a_host_that_sends_something_else_or_half_a_batch_is_cut_off() {
     let ping = Frame::Ping(Ping {
         number: 1,
         wall_ms: 2,
+        room_blocks: Some(3),
     });
     let mut counted = RefusedView::default();
     let mut damaged = frame(1, 512);
     damaged[70] ^= 1;
-    for wrong in [ping.encode(1), ack(1), damaged] {
+    for wrong in [ping.encode(VERSION_MAX), ack(1), damaged] {
         let mut caller = call();
         caller.send(&wrong);
         assert_eq!(caller.hear(), None, "it is closed");

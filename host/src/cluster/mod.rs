@@ -110,6 +110,8 @@ pub struct PeerView {
     /// The cache that it had then.
     pub cache: Option<Uuid>,
     pub clock_skew_ms: Option<i64>,
+    /// Blocks of its log that copies may still take.
+    pub room_blocks: Option<u64>,
     /// Why there is no link.
     pub trouble: Option<String>,
 }
@@ -218,6 +220,11 @@ impl Links {
         let _ = self.shared.owned.set(owned);
     }
 
+    /// The others hear it with the next ping.
+    pub fn tell_room(&self, blocks: u64) {
+        self.shared.room_blocks.store(blocks, Ordering::Relaxed);
+    }
+
     pub fn peers(&self) -> Vec<PeerView> {
         let now = self.shared.now();
         let state = self.shared.state();
@@ -233,6 +240,7 @@ impl Links {
                 boot: peer.boot,
                 cache: peer.cache,
                 clock_skew_ms: link.skew_ms(),
+                room_blocks: link.room_blocks(),
                 trouble: peer.trouble.clone().filter(|_| !link.is_connected()),
             })
         });

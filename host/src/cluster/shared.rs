@@ -98,6 +98,8 @@ pub struct Shared {
     on: Listener,
     pub owned: OnceLock<Owned>,
     pub refused: Refused,
+    /// Of the log of this host, for copies; told with each ping.
+    pub room_blocks: AtomicU64,
     pub answers: Semaphore,
     pub unknown: Arc<Semaphore>,
     /// A lock, because administrators and the thread of the links both look; held for moments.
@@ -174,6 +176,7 @@ impl Shared {
             on,
             owned: OnceLock::new(),
             refused: Refused::default(),
+            room_blocks: AtomicU64::new(0),
             answers: Semaphore::new(ANSWERS_MAX),
             unknown: Arc::new(Semaphore::new(UNKNOWN_MAX)),
             state: Mutex::new(State {
@@ -406,13 +409,14 @@ impl Shared {
     /// Time has passed; the hosts to call now.
     pub fn tick(&self) -> Vec<Uuid> {
         let (now, wall_ms) = (self.now(), wall_ms());
+        let room_blocks = self.room_blocks.load(Ordering::Relaxed);
         let mut state = self.state();
         if state.left {
             return Vec::new();
         }
         let mut calls = Vec::new();
         for (host, peer) in &mut state.peers {
-            let due = peer.link.tick(now, wall_ms);
+            let due = peer.link.tick(now, wall_ms, room_blocks);
             if let Some(ping) = due.ping {
                 // One that is not taken is one that is not answered.
                 peer.send(&Frame::Ping(ping));
@@ -437,6 +441,9 @@ impl Shared {
         }
         match frame {
             Frame::Ping(ping) => {
+                if let Some(peer) = self.state().peers.get_mut(&host) {
+                    peer.link.pinged(&ping);
+                }
                 let pong = Frame::Pong(node::frame::Pong {
                     number: ping.number,
                     wall_ms: wall_ms(),

@@ -10,7 +10,7 @@ use crate::shard::copies::{Inlet, Stream};
 use crate::unit::Post;
 use crate::unit::logs::{InletFrom, Logs, Neighbour, StreamTo};
 use engine::event::{Command, ReplicaSpec};
-use engine::snapshot::CopySnapshot;
+use engine::snapshot::{CopyRoom, CopySnapshot};
 use engine::types::{PeerId, Serial, Uuid, VolumeId};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -86,7 +86,12 @@ impl Logs for ByShard {
         };
         let opened = self.handle.stream_open(stream);
         opened.map_err(|error| error.to_string())?;
-        self.run(Command::StartPeer { volume, peer, have })
+        self.run(Command::StartPeer {
+            volume,
+            peer,
+            have,
+            credit: to.credit,
+        })
     }
 
     fn close_stream(&self, volume: VolumeId, peer: PeerId) {
@@ -115,6 +120,10 @@ impl Logs for ByShard {
 
     fn close_inlet(&self, copy: Uuid) {
         let _ = self.handle.inlet_close(copy);
+    }
+
+    fn room(&self) -> Option<CopyRoom> {
+        self.handle.copy_room().ok()
     }
 
     fn neighbours(&self) -> Vec<Neighbour> {

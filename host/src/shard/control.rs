@@ -22,7 +22,7 @@ use engine::engine::{OpenError, Settled};
 use engine::event::{Command, Refusal, VolumeSpec};
 use engine::image::Image;
 use engine::origin::Map;
-use engine::snapshot::{CopySnapshot, Snapshot};
+use engine::snapshot::{CopyRoom, CopySnapshot, Snapshot};
 use engine::types::{PeerId, Time, Uuid, VolumeId};
 use std::fs::File;
 use std::io;
@@ -470,6 +470,11 @@ impl<S> Handle<S> {
     /// A volume or a replica that the log knows under this name.
     pub fn find(&self, name: &str) -> Result<Option<VolumeId>, Stopped> {
         self.ask(|answer| Request::Copies(Asked::Find(name.to_owned(), answer)))
+    }
+
+    /// Room for copies in the log.
+    pub fn copy_room(&self) -> Result<CopyRoom, Stopped> {
+        self.ask(|answer| Request::Copies(Asked::Room(answer)))
     }
 
     /// From now on the batches of this volume for this peer go there. Takes the place of an older

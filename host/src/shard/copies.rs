@@ -9,21 +9,21 @@
 //! Send ─▶ bytes are copied ─▶ stream ─▶ other host      other host ─▶ sink ─▶ mail ─▶ Replicated
 //! ```
 //! Always true: a batch is given to the engine only by the inlet of its copy, session and host, and
-//! answered only while that inlet is the one of then; batches of one copy reach the
-//! engine in the order in which they came; so much of the buffers is theirs at most that guests
-//! always have the rest; an acknowledgment counts for the stream of now, and for what that has
-//! sent. What cannot be sent is dropped: who has opened the stream hears of the end of its
-//! connection. Deliberately absent: connections (`cluster::data`), whether a batch follows the one
-//! before it (the engine), and which copies there are (the daemon).
+//! answered only while that inlet is the one of then; batches of one copy reach the engine in the
+//! order in which they came; so much of the buffers is theirs at most that guests always have the
+//! rest; an acknowledgment counts for the stream of now, and for what that has sent; with each one
+//! goes what the copy takes by then. What cannot be sent is dropped: who has opened the stream
+//! hears of the end of its connection. Deliberately absent: connections (`cluster::data`), whether
+//! a batch follows the one before it (the engine), and which copies there are (the daemon).
 
 use super::{Decide, Shard};
 use crate::buffer::{HostMemory, POOL_BYTES_DEFAULT};
 use crate::cluster::data::{DataSink, Outlet, answer_frame, batch_frame};
 use crate::ring::Waker;
-use engine::event::{self, BatchPart, Event, Refusal};
+use engine::event::{self, BatchPart, Credit, Event, Refusal};
 use engine::format::record::EntryKind;
 use engine::memory::{Area, Memory, Place};
-use engine::snapshot::CopySnapshot;
+use engine::snapshot::{CopyRoom, CopySnapshot};
 use engine::types::{BufferId, ConnectionId, PeerId, RequestId, Serial, Uuid, VolumeId};
 use node::batch::{Batch, Part};
 use node::message::Body;
@@ -78,6 +78,7 @@ pub(super) enum Asked {
     Order(Order, oneshot::Sender<()>),
     Views(Vec<VolumeId>, oneshot::Sender<Vec<Option<CopySnapshot>>>),
     Find(String, oneshot::Sender<Option<VolumeId>>),
+    Room(oneshot::Sender<CopyRoom>),
 }
 
 /// A batch, with what else came with it.
@@ -109,9 +110,11 @@ struct Letters {
     /// The shard has ended.
     closed: bool,
     batches: VecDeque<Came>,
-    /// By copy and session.
-    acks: BTreeMap<(Uuid, Uuid), u64>,
+    acks: Acks,
 }
+
+/// By copy and session: the last batch that is there, and what the copy takes.
+type Acks = BTreeMap<(Uuid, Uuid), (u64, Credit)>;
 
 impl Mail {
     pub fn new(waker: Arc<Waker>) -> Arc<Mail> {
@@ -124,7 +127,7 @@ impl Mail {
     }
 
     /// All acknowledgments, and the first batches. Wakes the shard once more if there are others.
-    fn take(&self) -> (Vec<Came>, BTreeMap<(Uuid, Uuid), u64>) {
+    fn take(&self) -> (Vec<Came>, Acks) {
         let mut letters = self.letters();
         let count = letters.batches.len().min(BATCHES_PER_ROUND);
         let batches = letters.batches.drain(..count).collect();
@@ -164,7 +167,7 @@ impl DataSink for Mail {
         self.waker.wake();
     }
 
-    fn ack(&self, _from: Uuid, copy: Uuid, session: Uuid, number: u64) {
+    fn ack(&self, _from: Uuid, copy: Uuid, session: Uuid, number: u64, credit: Credit) {
         let mut letters = self.letters();
         let key = (copy, session);
         let full = letters.acks.len() >= ACKS_MAX && !letters.acks.contains_key(&key);
@@ -172,7 +175,9 @@ impl DataSink for Mail {
             return;
         }
         let last = letters.acks.entry(key).or_default();
-        *last = number.max(*last);
+        if number >= last.0 {
+            *last = (number, credit);
+        }
         drop(letters);
         self.waker.wake();
     }
@@ -320,6 +325,9 @@ impl<E: Decide> Shard<E> {
             Asked::Find(name, answer) => {
                 let _ = answer.send(self.engine.find(&name));
             }
+            Asked::Room(answer) => {
+                let _ = answer.send(self.engine.copy_room());
+            }
         }
     }
 
@@ -342,12 +350,13 @@ impl<E: Decide> Shard<E> {
     /// Looks into the mail.
     pub(super) fn take_mail(&mut self) {
         let (batches, acks) = self.copies.mail.take();
-        for ((copy, session), number) in acks {
+        for ((copy, session), (number, credit)) in acks {
             if let Some((volume, peer)) = self.copies.acknowledged(copy, session, number) {
                 self.feed(Event::Replicated {
                     volume,
                     peer,
                     number,
+                    credit,
                 });
             }
         }
@@ -439,9 +448,11 @@ impl<E: Decide> Shard<E> {
         }
         let Running { copy, session, .. } = ended;
         let inlet = self.copies.inlets.get(&copy);
-        if inlet.is_none_or(|(opening, _)| *opening != ended.opening) {
+        let inlet = inlet.filter(|(opening, _)| *opening == ended.opening);
+        let Some((_, Inlet { volume, .. })) = inlet else {
             return;
-        }
+        };
+        let credit = self.engine.credit(*volume).unwrap_or_default();
         ended.back.send(answer_frame(match result {
             Ok(()) => Body::Ack {
                 copy,
@@ -449,7 +460,7 @@ impl<E: Decide> Shard<E> {
                 term: ended.term,
                 durable: ended.durable,
                 batch: ended.number,
-                credit: 0,
+                credit,
             },
             Err(_) => Body::Failed { copy, session },
         }));

@@ -3,12 +3,12 @@
 use super::copies::{Inlet, Stream};
 use super::tests::{House, Peers, house_with};
 use crate::cluster::data::Outlet;
-use engine::event::{self, BatchPart, Command};
+use engine::event::{self, BatchPart, Command, Credit};
 use engine::format::record::EntryKind;
 use engine::memory::{Area, Place};
 use engine::types::{PeerId, Serial, Span, Uuid, VolumeId};
 use node::batch::{Batch, Part};
-use node::frame::{Frame, HEADER_BYTES, Header};
+use node::frame::{Frame, HEADER_BYTES, Header, VERSION_MAX};
 use node::message::{Body, Message};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ impl Kept {
 
 fn answer(frame: &[u8]) -> Body {
     let (header, body) = frame.split_first_chunk::<HEADER_BYTES>().expect("a header");
-    let header = Header::parse(header, 1).expect("a header");
+    let header = Header::parse(header, VERSION_MAX).expect("a header");
     match Frame::parse(&header, body) {
         Ok(Frame::Unit(bytes)) => Message::parse(&bytes).expect("a message").body,
         other => panic!("{other:?}"),
@@ -146,7 +146,7 @@ fn ack(number: u64, durable: u64) -> Body {
         term: TERM,
         durable: Serial(durable),
         batch: number,
-        credit: 0,
+        credit: Credit::default(),
     }
 }
 
@@ -299,7 +299,7 @@ fn batches_without_memory_wait_in_order() {
 /// What a batch that was sent says, and its payload.
 fn sent(frame: &[u8]) -> (Batch, Vec<u8>) {
     let (header, rest) = frame.split_first_chunk::<HEADER_BYTES>().expect("a header");
-    let header = Header::parse(header, 1).expect("a header");
+    let header = Header::parse(header, VERSION_MAX).expect("a header");
     let (body, payload) = rest.split_at(header.body_bytes);
     let batch = Batch::parse(&header, body).expect("a batch");
     (batch, payload.to_vec())
@@ -353,7 +353,7 @@ fn what_the_engine_sends_goes_to_its_stream_and_only_its_answers_count() {
     };
     let sink = house.handle.sink();
     let heard = |copy, session, number| {
-        sink.ack(OWNER, copy, session, number);
+        sink.ack(OWNER, copy, session, number, Credit::default());
         house.turn();
         std::mem::take(&mut house.peers().replicated)
     };
@@ -425,7 +425,7 @@ fn a_shard_that_has_ended_holds_no_batch() {
     let sink = house.handle.sink();
     house.close();
     sink.batch(OWNER, batch(COPY, 1, 1024), vec![0; 1024], back.clone());
-    sink.ack(OWNER, COPY, SESSION, 1);
+    sink.ack(OWNER, COPY, SESSION, 1, Credit::default());
     assert_eq!(Arc::strong_count(&back), 1);
     assert_eq!(back.answers(), []);
 }

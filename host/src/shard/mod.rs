@@ -41,12 +41,12 @@ use copies::Copies;
 use device::{Ending, Running};
 use engine::chart::{Cursor, Page};
 use engine::engine::{Engine, OpenError, Settled};
-use engine::event::{Action, Device, Event, Refusal, VolumeSpec};
+use engine::event::{Action, Credit, Device, Event, Refusal, VolumeSpec};
 use engine::image::Image;
 use engine::layout::Part;
 use engine::memory::Memory;
 use engine::origin::Map;
-use engine::snapshot::{CopySnapshot, Snapshot};
+use engine::snapshot::{CopyRoom, CopySnapshot, Snapshot};
 use engine::types::{ConnectionId, IoId, Policy, RequestId, Span as Sectors, Tag, Time, VolumeId};
 use guest::Guest;
 use listen::{ExportTable, Listener};
@@ -122,6 +122,9 @@ pub trait Decide: Send + 'static {
     /// What hosts have to know of one volume for its copies.
     fn copy(&self, volume: VolumeId) -> Option<CopySnapshot>;
     fn find(&self, name: &str) -> Option<VolumeId>;
+    /// What the owner of a copy that is kept here may send.
+    fn credit(&self, volume: VolumeId) -> Option<Credit>;
+    fn copy_room(&self) -> CopyRoom;
 }
 
 impl Decide for Engine {
@@ -212,6 +215,14 @@ impl Decide for Engine {
 
     fn find(&self, name: &str) -> Option<VolumeId> {
         Engine::find(self, name)
+    }
+
+    fn credit(&self, volume: VolumeId) -> Option<Credit> {
+        Engine::credit(self, volume)
+    }
+
+    fn copy_room(&self) -> CopyRoom {
+        Engine::copy_room(self)
     }
 }
 

@@ -250,6 +250,7 @@ impl Decide for PassThrough {
                 volume,
                 peer,
                 number,
+                credit: _,
             } => {
                 let mut peers = self.peers.lock().expect("whole");
                 peers.replicated.push((volume, peer, number));
@@ -285,6 +286,7 @@ impl Decide for PassThrough {
             log_bytes: 0,
             dirty_bytes_max: 0,
             live_bytes: 0,
+            copy_room: Default::default(),
             index_bytes: 0,
             segments: Default::default(),
             ram_blocks: 0,
@@ -303,6 +305,14 @@ impl Decide for PassThrough {
             lines: engine::snapshot::Lines::default(),
             scrub: None,
         }
+    }
+
+    fn credit(&self, _volume: VolumeId) -> Option<engine::event::Credit> {
+        None
+    }
+
+    fn copy_room(&self) -> engine::snapshot::CopyRoom {
+        Default::default()
     }
 
     fn copy(&self, _volume: VolumeId) -> Option<engine::snapshot::CopySnapshot> {

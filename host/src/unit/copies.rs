@@ -14,7 +14,7 @@ pub struct Replication {
     /// Hosts whose copies count for a flush, this one among them, and those that were lost.
     pub members: Vec<MemberShown>,
     pub learner: Option<LearnerShown>,
-    /// Why it is not `full`.
+    /// Why it is not `full`, or why writes wait although it is.
     pub reason: Option<String>,
 }
 

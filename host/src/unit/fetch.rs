@@ -12,7 +12,7 @@ use super::kept::{Kept, Place, replica_name, take_over};
 use super::logs::{InletFrom, StreamTo};
 use super::owning::{Fetch, Step};
 use super::{Input, Manager, fresh};
-use engine::event::{Command, ReplicaSpec};
+use engine::event::{Command, Credit, ReplicaSpec};
 use engine::types::{Serial, Uuid, VolumeId};
 use node::copy::Copy;
 use node::message::Body;
@@ -77,6 +77,7 @@ impl Manager {
             lineage: session,
             term: owns.record.number,
             destaged: owns.destaged,
+            fetched: true,
         };
         let machine = Copy::make((owns.own.host, owns.own.cache), &open);
         let machine = machine.expect("it is of this host and this cache");
@@ -226,6 +227,8 @@ impl Manager {
             copy: into,
             session,
             term,
+            // It is to be a volume there.
+            credit: Credit::ALL,
         };
         if let Err(why) = self.logs.start_stream(to, destaged) {
             tracing::warn!("copy {copy}: cannot be sent: {why}");

@@ -114,6 +114,7 @@ fn spec(copy: Uuid, about: &About, body: &Body) -> Option<ReplicaSpec> {
         lineage: *session,
         term: record.number,
         destaged: *destaged,
+        fetched: false,
     })
 }
 
@@ -131,8 +132,13 @@ impl Kept {
         }
     }
 
-    fn unit(&self) -> Uuid {
+    pub(super) fn unit(&self) -> Uuid {
         self.machine.durable().record.unit
+    }
+
+    /// The host and the session whose batches are let in.
+    pub(super) fn inlet(&self) -> Option<(Uuid, Uuid)> {
+        self.inlet
     }
 }
 
@@ -228,7 +234,7 @@ impl Manager {
         let (Some(machine), Some(spec)) = (made, spec(copy, about, &body)) else {
             return self.say_absent(from, unit, copy, &body);
         };
-        if self.making.contains(&copy) {
+        if self.making.contains(&copy) || !self.has_room_for_copy(from, unit, &body) {
             return;
         }
         self.making.insert(copy);
@@ -349,6 +355,7 @@ impl Manager {
                 let kept = Kept::of(*machine, Place::Replica(volume));
                 self.copies.insert(copy, kept);
                 if let Some((from, body)) = told {
+                    self.feed_credit(copy);
                     self.look_at_copy(copy, from, body);
                 }
             }
@@ -379,6 +386,7 @@ impl Manager {
         match ready {
             Ok(end) => {
                 self.feed_copy(copy, Event::Reached(end));
+                self.feed_credit(copy);
                 self.feed_copy(copy, Event::Heard { from, body });
             }
             Err(why) => {
@@ -389,6 +397,14 @@ impl Manager {
             }
         }
         self.next_of_copy(copy);
+    }
+
+    /// What the log promises to the owner that has just come.
+    fn feed_credit(&mut self, copy: Uuid) {
+        if let Some(volume) = self.copies.get(&copy).and_then(Kept::volume) {
+            let credit = self.credit_here(volume);
+            self.feed_copy(copy, Event::Credit(credit));
+        }
     }
 
     fn unbusy(&mut self, copy: Uuid) {
@@ -700,7 +716,7 @@ impl Manager {
 }
 
 impl Kept {
-    fn volume(&self) -> Option<VolumeId> {
+    pub(super) fn volume(&self) -> Option<VolumeId> {
         match self.place {
             Place::Replica(volume) => Some(volume),
             Place::Own(_) => None,

@@ -4,8 +4,8 @@
 //! Deliberately absent: when to call; see [`super::kept`] and [`super::replicas`].
 
 use crate::shard::control::CommandReply;
-use engine::event::{Command, ReplicaSpec};
-use engine::snapshot::CopySnapshot;
+use engine::event::{Command, Credit, ReplicaSpec};
+use engine::snapshot::{CopyRoom, CopySnapshot};
 use engine::types::{PeerId, Serial, Uuid, VolumeId};
 
 /// What a volume sends goes to this copy.
@@ -17,6 +17,8 @@ pub struct StreamTo {
     pub copy: Uuid,
     pub session: Uuid,
     pub term: u64,
+    /// What the copy has said that it takes.
+    pub credit: Credit,
 }
 
 /// What comes from this host, in this session of it, is for this replica.
@@ -36,6 +38,8 @@ pub struct Neighbour {
     pub cache: Uuid,
     pub name: String,
     pub domain: String,
+    /// Blocks of its log that copies may take; none where it has not told.
+    pub room_blocks: Option<u64>,
 }
 
 pub trait Logs: Send + Sync {
@@ -58,6 +62,8 @@ pub trait Logs: Send + Sync {
     fn open_inlet(&self, from: InletFrom);
     /// Nothing that comes in an earlier session is acknowledged any more.
     fn close_inlet(&self, copy: Uuid);
+    /// For copies of other hosts' volumes.
+    fn room(&self) -> Option<CopyRoom>;
     /// Hosts that there is a link to.
     fn neighbours(&self) -> Vec<Neighbour>;
 }

@@ -19,6 +19,7 @@ mod owning;
 mod proof;
 mod remember;
 mod replicas;
+mod room;
 mod shown;
 mod streams;
 
@@ -90,6 +91,8 @@ pub trait Post: Send + Sync {
     fn name(&self, host: Uuid) -> Option<String>;
     /// Where batches for a host go.
     fn outlet(&self, host: Uuid) -> Option<Arc<dyn Outlet>>;
+    /// What of the log here copies may take; other hosts are told.
+    fn tell_room(&self, blocks: u64);
     /// Hosts that there is a link to.
     fn neighbours(&self) -> Vec<Neighbour>;
 }
@@ -702,6 +705,7 @@ impl Manager {
             self.end_if_removed(&name);
         }
         self.offer_copies();
+        self.look_at_room();
     }
 
     fn take_over(&mut self, name: &str, answer: SyncSender<Result<(), String>>) {

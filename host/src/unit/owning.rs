@@ -6,6 +6,7 @@
 //! [`super::fetch`].
 
 use crate::shard::control::CommandReply;
+use engine::event::Credit;
 use engine::types::{PeerId, Serial, Time, Uuid, VolumeId};
 use node::copy::Copy;
 use node::message::About;
@@ -14,7 +15,7 @@ use node::set::{self, Set};
 use node::taker::{Ownership, Taker};
 use node::vault::Outcome;
 use node::watch::Watch;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
 /// What waits for a thread, or for the log.
@@ -50,6 +51,11 @@ pub(super) struct Stream {
     /// The log is asked to count it.
     pub counting: Option<CommandReply>,
     pub counted: bool,
+    /// What the copy takes when its stream begins; and whether it has no room for what it lacks.
+    pub credit: Credit,
+    pub short: bool,
+    /// The copy had no room, and is dropped.
+    pub dropped: bool,
 }
 
 /// What a taker fetches.
@@ -80,6 +86,8 @@ pub(super) struct Owning {
     pub streams: BTreeMap<Uuid, Stream>,
     pub pending: Vec<(Member, Serial)>,
     pub refused: BTreeMap<Uuid, Instant>,
+    /// Hosts that have no room for a copy.
+    pub no_room: BTreeSet<Uuid>,
     pub begun: Instant,
     pub asked_by: Option<Uuid>,
     /// It is let go of: everything is at its origin, and its volume is not served.
@@ -106,6 +114,7 @@ impl Owning {
             streams: BTreeMap::new(),
             pending: Vec::new(),
             refused: BTreeMap::new(),
+            no_room: BTreeSet::new(),
             begun: Instant::now(),
             asked_by: None,
             releasing: false,

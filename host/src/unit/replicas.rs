@@ -15,6 +15,7 @@
 use super::kept::{Place, take_over};
 use super::owning::{Owning, Step, What, now};
 use super::{Entry, Event as UnitEvent, Input, Job, Manager, Random};
+use engine::event::Credit;
 use engine::snapshot::CopySnapshot;
 use engine::types::{Serial, Uuid, VolumeId};
 use node::change::Order;
@@ -584,6 +585,7 @@ impl Manager {
                     self.look_for_newer(name);
                 }
             }
+            Body::NoRoom { .. } => self.heard_no_room(name, from, body),
             body => {
                 if let Body::Failed { copy, .. } = &body {
                     self.fetch_failed(name, from, *copy);
@@ -601,6 +603,11 @@ impl Manager {
                     && owning.about == About::default()
                 {
                     owning.about = about.clone();
+                }
+                if let Body::Opened { credit, .. } = &body
+                    && let Some(stream) = owning.streams.get_mut(&from)
+                {
+                    stream.credit = *credit;
                 }
                 let (event, body) = (body.clone(), body);
                 self.taker_event(name, taker::Event::Heard { from, body: event });
@@ -713,7 +720,7 @@ impl Manager {
                 term: number,
                 durable: end,
                 batch: 0,
-                credit: 0,
+                credit: Credit::default(),
             };
             let from = member.host;
             self.set_event(name, set::Event::Heard { from, body });

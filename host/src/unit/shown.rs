@@ -63,6 +63,28 @@ impl Manager {
         }
     }
 
+    /// Why writes wait for a copy that counts.
+    fn slowed_by(&self, entry: &Entry) -> Option<String> {
+        let streams = entry.owning.as_ref()?.streams.iter();
+        let short = streams.filter(|(_, stream)| stream.open && stream.short);
+        let words = self.no_room_words(short.map(|(host, _)| *host))?;
+        Some(format!("{words}; writes wait until it has"))
+    }
+
+    /// Why there are too few copies.
+    fn degraded_by(&self, entry: &Entry, learner: Option<Uuid>) -> String {
+        if let Some(host) = learner {
+            return format!("a copy is being made on {}", self.host(host));
+        }
+        let full = entry.owning.iter().flat_map(|it| it.no_room.iter());
+        match self.links.is_empty() {
+            true => "no other host answers".to_owned(),
+            false => self
+                .no_room_words(full.copied())
+                .unwrap_or_else(|| "no other host takes a copy yet".to_owned()),
+        }
+    }
+
     pub(super) fn describe_copies(&self, entry: &Entry) -> Option<Replication> {
         let wanted = entry.settings.replicas;
         if entry.unfit && wanted > 0 && entry.is_served() {
@@ -99,7 +121,7 @@ impl Manager {
         let members: Vec<MemberShown> = [own].into_iter().chain(others).collect();
         let learner = shown.iter().find(|peer| !peer.counts);
         let (state, reason) = match set.state() {
-            set::State::Full => ("full", None),
+            set::State::Full => ("full", self.slowed_by(entry)),
             set::State::Waiting => {
                 let lost = members.iter().filter(|it| it.state == "lost");
                 let lost: Vec<&str> = lost.map(|it| it.host.as_str()).collect();
@@ -107,14 +129,8 @@ impl Manager {
                 ("waiting", Some(words))
             }
             set::State::Degraded | set::State::Ended => {
-                let words = match (learner, self.links.is_empty()) {
-                    (Some(learner), _) => {
-                        format!("a copy is being made on {}", name(learner.member.host))
-                    }
-                    (None, true) => "no other host answers".to_owned(),
-                    (None, false) => "no other host takes a copy yet".to_owned(),
-                };
-                ("degraded", Some(words))
+                let learner = learner.map(|it| it.member.host);
+                ("degraded", Some(self.degraded_by(entry, learner)))
             }
         };
         let end = set.history().end().0.max(1);

@@ -6,10 +6,11 @@
 //! are, which [`super::replicas`] decides with its machines.
 
 use super::Manager;
-use super::logs::StreamTo;
+use super::logs::{Neighbour, StreamTo};
 use super::owning::{Owning, Stream, asks, now};
+use super::room;
 use crate::shard::control::{CommandError, CommandReply};
-use engine::event::Command;
+use engine::event::{Command, Credit};
 use engine::snapshot::CopySnapshot;
 use engine::types::{PeerId, Serial, Uuid};
 use node::choice::{Candidate, Wish, choose};
@@ -52,6 +53,9 @@ impl Manager {
             .collect();
         let taken = neighbours.iter().filter(|it| members.contains(&it.host));
         let domains: Vec<String> = taken.map(|it| it.domain.clone()).chain([domain]).collect();
+        let asked = neighbours.iter().filter(|it| !not.contains(&it.host));
+        let asked: Vec<Neighbour> = asked.cloned().collect();
+        let (wanted, rooms) = self.rooms(name, &asked);
         let copies = |host: Uuid| {
             let owned = self
                 .entries
@@ -59,21 +63,22 @@ impl Manager {
                 .filter_map(|entry| entry.owning.as_ref());
             owned.filter(|it| it.streams.contains_key(&host)).count() as u32
         };
-        let candidates = neighbours.iter().filter(|it| !refused.contains(&it.host));
+        let candidates = asked.iter().filter(|it| !refused.contains(&it.host));
         let candidates: Vec<Candidate> = candidates
             .map(|it| Candidate {
                 host: it.host,
                 cache: it.cache,
                 domain: it.domain.clone(),
                 reaches_datastore: true,
-                reserve_blocks: u64::MAX,
+                reserve_blocks: rooms.get(&it.host).copied().unwrap_or(0),
                 copies: copies(it.host),
             })
             .collect();
         let wish = Wish {
             not,
             domains: &domains,
-            blocks: 0,
+            least_blocks: room::AHEAD_BLOCKS,
+            blocks: wanted,
         };
         choose(&candidates, &wish).map(|choice| (choice.host, choice.cache))
     }
@@ -90,6 +95,9 @@ impl Manager {
             reopen: None,
             counting: None,
             counted: false,
+            credit: Credit::default(),
+            short: false,
+            dropped: false,
         });
         stream.member = member;
         stream
@@ -104,6 +112,8 @@ impl Manager {
         };
         let term = owning.record().number;
         let counts = asks(owning, &member);
+        let stream = owning.streams.get(&member.host);
+        let credit = stream.map(|it| it.credit).unwrap_or_default();
         let to = StreamTo {
             volume,
             peer,
@@ -111,12 +121,14 @@ impl Manager {
             copy: member.copy,
             session,
             term,
+            credit,
         };
         self.logs.stop_stream(volume, peer, counts);
         let started = self.logs.start_stream(to, from);
         let stream = self.stream_of(name, member, peer);
         (stream.open, stream.since) = (started.is_ok(), Instant::now());
         (stream.counting, stream.counted, stream.reopen) = (None, counts, None);
+        (stream.short, stream.dropped) = (false, false);
         stream.watch.closed();
         stream.watch.heard(now());
         if let Err(why) = started {
@@ -214,7 +226,7 @@ impl Manager {
                     // Void serials, which no write has, are nowhere.
                     durable: peer.durable.min(view.written),
                     batch: 0,
-                    credit: 0,
+                    credit: Credit::default(),
                 };
                 acks.push((*host, body));
             }
@@ -250,6 +262,7 @@ impl Manager {
         if let Some(peer) = peer.filter(|_| stream.open) {
             stream.watch.sent(now(), peer.sent);
             stream.watch.acked(now(), peer.durable);
+            stream.short = peer.no_room;
             live = peer.live && !stream.counted && stream.counting.is_none();
         }
         let patience = match counts {

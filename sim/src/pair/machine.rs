@@ -19,11 +19,13 @@ const SLOTS: u32 = 12;
 /// Steps in which an order must be answered while nothing fails.
 const STEPS_MAX: u32 = 20_000;
 
-const GEOMETRY: Geometry = Geometry {
-    chunk_blocks: 8,
-    segment_chunks: 4,
-    segments: 44,
-};
+const fn geometry(segments: u32) -> Geometry {
+    Geometry {
+        chunk_blocks: 8,
+        segment_chunks: 4,
+        segments,
+    }
+}
 
 /// A batch on its way, with the bytes that it had when it left.
 pub struct Sent {
@@ -69,17 +71,18 @@ fn config(boot: u8) -> Config {
 
 impl Machine {
     /// A host with an empty cache. All caches of a pair have one name, so that a ledger fits each.
-    pub fn new(rng: &mut Rng) -> Result<Machine, String> {
-        let stage = Config::stage_bytes(GEOMETRY.chunk_bytes(), SLOTS + 4);
+    pub fn new(rng: &mut Rng, segments: u32) -> Result<Machine, String> {
+        let geometry = geometry(segments);
+        let stage = Config::stage_bytes(geometry.chunk_bytes(), SLOTS + 4);
         let mut rng = rng.fork();
         let mut memory = SimMemory::new(stage, 64 * 4096, Config::SCRATCH_BYTES_MIN, rng.fork());
         let mut devices = Devices {
-            cache: Disk::new(vec![0; device_bytes(GEOMETRY) as usize]),
+            cache: Disk::new(vec![0; device_bytes(geometry) as usize]),
             ..Devices::default()
         };
         let mut now = 1_000_000_000;
         let mut media = Blocking::new(&mut devices, &mut rng, &mut now);
-        let made = format_cache(&mut media, Uuid([9; 16]), GEOMETRY);
+        let made = format_cache(&mut media, Uuid([9; 16]), geometry);
         made.map_err(|error| format!("no cache: {error}"))?;
         let opened = Engine::open(config(2), &mut media, &mut memory);
         let (engine, _) = opened.map_err(|error| format!("no start: {error}"))?;

@@ -3,31 +3,45 @@
 //! Owns one run: a guest with writes, zeroes and flushes, a link that breaks, daemons that are
 //! killed and hosts that lose power on both sides, a peer that is given up and counted again; and
 //! at the end the owner dies, the replica is taken over, what the old owner has is retired, and a
-//! third host fetches that. The records of the cluster are a flag
-//! here: whether the peer is a member, which the pair changes as the rules for sets say.
+//! third host fetches that. The log of a host is small, and in some runs the peer has a guest of
+//! its own, which writes as much as it can. The records of the cluster are a flag here: whether the
+//! peer is a member, which the pair changes as the rules for sets say.
 //!
 //! Always true: both engines are the product's own; nothing depends on anything but the seed. What
 //! is judged: a guest finds all that a flush has promised, as the disk was after some number of
-//! writes; after a kill, all that was acknowledged; and the next owner the same of flushes.
+//! writes; after a kill, all that was acknowledged; and the next owner the same of flushes. A good
+//! batch is never refused, and what the peer has promised is no guest's: its log never holds more
+//! than it may.
 //! Deliberately absent: real records, and more than one peer.
 
 mod machine;
 mod model;
+mod neighbour;
 
 use crate::devices::Origin;
 use crate::disk::Disk;
 use crate::rng::Rng;
 use engine::event::{
-    Admission, Command, Event, Refusal, ReplicaSpec, ResetOn, Share, Tuning, VolumeSpec,
+    Admission, Command, Credit, Event, Refusal, ReplicaSpec, ResetOn, Share, Tuning, VolumeSpec,
 };
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, PeerId, Policy, RequestId, Tag, Uuid, VolumeId};
 use machine::{Machine, Sent};
 use model::{Model, SECTORS};
+use neighbour::Neighbour;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::catch_unwind;
 
 const PEER: PeerId = PeerId(1);
+/// Of a log, of one in which a copy has room for all, and of one in which copies have room for
+/// little more than the largest batch.
+const SEGMENTS: u32 = 44;
+const SEGMENTS_MAX: u32 = 100;
+const SEGMENTS_MIN: u32 = 34;
+/// Blocks that writes of guests may take beyond what they were admitted with.
+const CUTS_MAX: u64 = 8;
+/// Rounds in which a peer that counts may be without room before it is given up.
+const SHORT_MAX: u32 = 2_000;
 /// Rounds in which a peer gets what was recovered.
 const BRING_UP_MAX: u32 = 20_000;
 
@@ -63,6 +77,11 @@ pub struct Counters {
     pub destages: u64,
     pub spoiled: u64,
     pub lost: u64,
+    /// A link that found no room for another copy, and a peer that had none for what it lacks.
+    pub refused: u64,
+    pub short: u64,
+    /// Writes of the peer's own guest.
+    pub neighbour: u64,
 }
 
 impl Counters {
@@ -83,6 +102,9 @@ impl Counters {
         self.destages += other.destages;
         self.spoiled += other.spoiled;
         self.lost += other.lost;
+        self.refused += other.refused;
+        self.short += other.short;
+        self.neighbour += other.neighbour;
     }
 }
 
@@ -119,13 +141,14 @@ struct Pair {
     counting: Option<RequestId>,
     wire: VecDeque<Sent>,
     coming: Vec<Coming>,
-    acks: VecDeque<u64>,
+    acks: VecDeque<(u64, Credit)>,
     asked: BTreeMap<RequestId, (Asked, Option<engine::types::BufferId>)>,
     model: Model,
     counters: Counters,
     tuning: Tuning,
     /// A batch of this link was lost: what comes behind it is refused.
     gap: bool,
+    neighbour: Option<Neighbour>,
     /// How many of the possible flushes there are, in a thousand.
     flushes: u64,
 }
@@ -175,15 +198,17 @@ fn tuning(rng: &mut Rng) -> Tuning {
 impl Pair {
     fn new(seed: u64) -> Result<Pair, String> {
         let mut rng = Rng::new(seed);
-        let (mut owner, peer) = (Machine::new(&mut rng)?, Machine::new(&mut rng)?);
-        let mut image = Disk::new(vec![0; SECTORS as usize * 512]);
-        image.served = true;
-        owner.devices.origins.push(Origin {
-            image,
-            inode: 5,
-            ..Origin::default()
-        });
+        let mut owner = Machine::new(&mut rng, SEGMENTS)?;
+        let segments = rng.pick(&[SEGMENTS_MIN, SEGMENTS, SEGMENTS_MAX]);
+        let mut peer = Machine::new(&mut rng, segments)?;
+        owner.devices.origins.push(image(5, SECTORS));
+        // The disk has the first place at both.
+        peer.devices.origins.push(Origin::default());
         let tuning = tuning(&mut rng);
+        let neighbour = match rng.chance(300) {
+            true => Some(Neighbour::attach(&mut peer)?),
+            false => None,
+        };
         let flushes = rng.pick(&[20, 300, 1000]);
         let mut pair = Pair {
             rng,
@@ -204,9 +229,10 @@ impl Pair {
             counters: Counters::default(),
             tuning,
             gap: false,
+            neighbour,
             flushes,
         };
-        pair.disk = attach(&mut pair.owner, tuning)?;
+        pair.disk = attach(&mut pair.owner, "disk", (0, SECTORS), tuning)?;
         pair.name_lineage()?;
         Ok(pair)
     }
@@ -237,9 +263,31 @@ impl Pair {
                 self.owner.apply(Event::Admin { request, command });
                 self.counters.destages += 1;
             }
-            _ => {}
+            _ => self.write_beside(),
         }
-        self.reap()
+        self.reap()?;
+        match self.rng.chance(100) {
+            true => self.judge_room(),
+            false => Ok(()),
+        }
+    }
+
+    fn write_beside(&mut self) {
+        if let Some(neighbour) = &mut self.neighbour {
+            let writes = neighbour.write(&mut self.peer, &mut self.rng);
+            self.counters.neighbour += writes;
+        }
+    }
+
+    /// No more lives in the log of the peer than may. A write of a guest may cut an older one, and
+    /// then takes some blocks more than it was admitted with.
+    fn judge_room(&mut self) -> Result<(), String> {
+        let shown = self.peer.engine().snapshot();
+        let (live, max) = (shown.live_bytes / 4096, shown.dirty_bytes_max / 4096);
+        match live <= max + CUTS_MAX {
+            true => Ok(()),
+            false => Err(format!("{live} blocks live in a log for {max}")),
+        }
     }
 
     fn write(&mut self) {
@@ -342,12 +390,13 @@ impl Pair {
     }
 
     fn acknowledge(&mut self) {
-        if let Some(number) = self.acks.pop_front() {
+        if let Some((number, credit)) = self.acks.pop_front() {
             let (volume, peer) = (self.disk, PEER);
             self.owner.apply(Event::Replicated {
                 volume,
                 peer,
                 number,
+                credit,
             });
         }
     }
@@ -400,7 +449,11 @@ impl Pair {
                     }
                     return Ok(());
                 }
-                Ok(()) => self.acks.push_back(coming.number),
+                Ok(()) if self.replica.is_none() => {}
+                Ok(()) => {
+                    let credit = self.credit()?;
+                    self.acks.push_back((coming.number, credit));
+                }
                 Err(Refusal::Gone) => {}
                 Err(refusal) => return Err(format!("a good batch is refused: {refusal}")),
             }
@@ -414,6 +467,13 @@ impl Pair {
             self.counters.counted += u64::from(self.member);
         }
         Ok(())
+    }
+
+    /// What the peer takes by now.
+    fn credit(&mut self) -> Result<Credit, String> {
+        let replica = self.replica.ok_or("a batch without a replica")?;
+        let credit = self.peer.engine().credit(replica);
+        credit.ok_or_else(|| "no replica".to_owned())
     }
 
     fn name_lineage(&mut self) -> Result<(), String> {
@@ -462,8 +522,14 @@ impl Pair {
             lineage: shown.lineage,
             term: 1,
             destaged: shown.destaged_serial,
+            fetched: false,
         };
-        expect(self.peer.order(Command::KeepReplica { volume, spec }))?;
+        let kept = self.peer.order(Command::KeepReplica { volume, spec })?;
+        if kept == Err(Refusal::NoRoom) && self.replica.is_none() {
+            self.counters.refused += 1;
+            return Ok(());
+        }
+        expect(Ok(kept))?;
         self.reap()?;
         self.replica = Some(volume);
         let have = self.peer.show(volume).and_then(|it| it.replica);
@@ -471,7 +537,13 @@ impl Pair {
         self.owner.sent.clear();
         self.wire.clear();
         self.acks.clear();
-        expect(self.owner.order(Command::StartPeer { volume, peer, have }))?;
+        let credit = self.credit()?;
+        expect(self.owner.order(Command::StartPeer {
+            volume,
+            peer,
+            have,
+            credit,
+        }))?;
         self.linked = true;
         self.counters.links += 1;
         self.gap = false;
@@ -540,6 +612,9 @@ impl Pair {
         let power = self.rng.chance(600);
         self.coming.clear();
         self.peer.crash(power)?;
+        if let Some(neighbour) = &mut self.neighbour {
+            *neighbour = Neighbour::attach(&mut self.peer)?;
+        }
         self.counters.peer_crashes += 1;
         Ok(())
     }
@@ -555,7 +630,7 @@ impl Pair {
         self.asked.clear();
         self.counting = None;
         self.owner.crash(power)?;
-        self.disk = attach(&mut self.owner, self.tuning)?;
+        self.disk = attach(&mut self.owner, "disk", (0, SECTORS), self.tuning)?;
         self.lineage += 1;
         self.name_lineage()?;
         if self.member {
@@ -584,8 +659,16 @@ impl Pair {
             return Ok(());
         }
         self.count();
+        let mut short = 0;
         for _ in 0..BRING_UP_MAX {
+            let shown = self.owner.engine().copy(self.disk).ok_or("no volume")?;
+            short += u32::from(shown.peers.iter().any(|peer| peer.no_room));
             match (self.counting, self.linked) {
+                // Its host says that it has no room.
+                _ if short > SHORT_MAX => {
+                    self.counters.short += 1;
+                    return self.give_up();
+                }
                 (None, true) => return Ok(()),
                 (None, false) => return self.give_up(),
                 // A peer that does not answer is given up.
@@ -639,9 +722,10 @@ impl Pair {
         }
         let old = self.disk;
         // The storage is one for both, and the old owner writes no more.
-        self.peer.devices.origins = std::mem::take(&mut self.owner.devices.origins);
+        self.peer.devices.origins[0] = self.owner.devices.origins.remove(0);
         std::mem::swap(&mut self.owner, &mut self.peer);
-        self.disk = attach(&mut self.owner, self.tuning)?;
+        self.neighbour = None;
+        self.disk = attach(&mut self.owner, "disk", (0, SECTORS), self.tuning)?;
         self.judge_alone(promised)?;
         self.retire(old)?;
         self.counters.taken_over += 1;
@@ -663,7 +747,7 @@ impl Pair {
             return Err(format!("what was retired is {said:?} no more"));
         }
         let shown = there.show(volume).ok_or("no volume")?;
-        let mut third = Machine::new(&mut self.rng)?;
+        let mut third = Machine::new(&mut self.rng, SEGMENTS)?;
         let replica = third.engine().place("third");
         let spec = ReplicaSpec {
             name: "third".to_owned(),
@@ -673,14 +757,20 @@ impl Pair {
             lineage: shown.lineage,
             term,
             destaged: shown.destaged_serial,
+            fetched: true,
         };
-        let (peer, have) = (PEER, spec.destaged);
+        let (peer, have, credit) = (PEER, spec.destaged, Credit::ALL);
         let keep = Command::KeepReplica {
             volume: replica,
             spec,
         };
         expect(third.order(keep))?;
-        expect(there.order(Command::StartPeer { volume, peer, have }))?;
+        expect(there.order(Command::StartPeer {
+            volume,
+            peer,
+            have,
+            credit,
+        }))?;
         fetch(there, volume, (&mut third, replica))?;
         third.crash(true)?;
         let found = end(&mut third, replica).ok_or("no replica")?;
@@ -783,7 +873,7 @@ impl Pair {
             least = self.model.promised();
             self.asked.clear();
             self.owner.crash(true)?;
-            self.disk = attach(&mut self.owner, self.tuning)?;
+            self.disk = attach(&mut self.owner, "disk", (0, SECTORS), self.tuning)?;
         }
         let found = self.owner.read(self.disk, SECTORS)?;
         self.model.judge(&found, least).map(drop)
@@ -832,6 +922,7 @@ fn fetch(
             volume: volume_there,
             peer: PEER,
             number,
+            credit: Credit::ALL,
         });
     }
     Err("a frozen replica is never fetched".to_owned())
@@ -842,17 +933,32 @@ fn expect(answer: Result<Result<(), Refusal>, String>) -> Result<(), String> {
     answer?.map_err(|refusal| format!("an order is refused: {refusal}"))
 }
 
-/// Opens the disk on its image.
-fn attach(machine: &mut Machine, tuning: Tuning) -> Result<VolumeId, String> {
-    let id = machine.engine().place("disk");
-    machine.devices.places.insert(id, 0);
+fn image(inode: u64, sectors: u64) -> Origin {
+    let mut image = Disk::new(vec![0; sectors as usize * 512]);
+    image.served = true;
+    Origin {
+        image,
+        inode,
+        ..Origin::default()
+    }
+}
+
+/// Opens a disk on the image at this place.
+fn attach(
+    machine: &mut Machine,
+    name: &str,
+    (place, sectors): (usize, u64),
+    tuning: Tuning,
+) -> Result<VolumeId, String> {
+    let id = machine.engine().place(name);
+    machine.devices.places.insert(id, place);
     let settled = machine.settle(id)?;
     let spec = VolumeSpec {
-        name: "disk".to_owned(),
-        origin: "/images/disk.raw".to_owned(),
-        new_uuid: Uuid([7; 16]),
+        name: name.to_owned(),
+        origin: format!("/images/{name}.raw"),
+        new_uuid: Uuid([7 + place as u8; 16]),
         policy: Policy::WriteBack,
-        size_bytes: SECTORS * 512,
+        size_bytes: sectors * 512,
         read_only: false,
         base_layer: None,
         journal_possible: true,

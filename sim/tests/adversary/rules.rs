@@ -85,6 +85,13 @@ pub const OWN_TESTS: &[(Bug, &str, &str)] = &[
         "a host loses a batch on its way, and sends the next one by the same link",
     ),
     (
+        Bug::TakePromisedRoom,
+        "no_guest_takes_room_that_was_promised_to_a_copy",
+        "an origin takes no writes, a guest fills the log of its host up to the last block, and \
+         the owner of a copy there sends what it was promised room for: the log holds more than \
+         can be compacted",
+    ),
+    (
         Bug::ForgetPastLog,
         "a_flush_covers_what_a_life_past_a_dead_log_has_left_unsynced",
         "the cache device is dead, a write goes to the origin, the daemon is killed, the device is \
@@ -231,7 +238,8 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::CountOlderPartialDelta
         | Bug::CountVoidSerials
         | Bug::GoOnBehindRefused
-        | Bug::BelieveBatch => Pairs,
+        | Bug::BelieveBatch
+        | Bug::SendBeyondCredit => Pairs,
         Bug::SkipSwitchSync | Bug::KeepLayer => Switches,
         Bug::ElideAcrossRecords => Swarm,
         Bug::SkipDirectSync

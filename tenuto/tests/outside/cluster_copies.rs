@@ -59,19 +59,30 @@ fn fence_line(shared: &Shared) -> String {
 
 impl Cluster {
     pub fn new(hosts: usize, lines: &str) -> Cluster {
+        Cluster::with(hosts, lines, |_, _| {})
+    }
+
+    /// Each host as `prepare` makes it, before it is in the cluster.
+    pub fn with(hosts: usize, lines: &str, prepare: impl Fn(usize, &mut Host)) -> Cluster {
         let shared = Shared::new();
         let fence = fence_line(&shared);
-        Cluster::of(shared, hosts, lines, &fence)
+        Cluster::of(shared, hosts, (lines, &fence), prepare)
     }
 
     /// No program says anything of a host that is lost.
     pub fn without_fence(hosts: usize, lines: &str) -> Cluster {
-        Cluster::of(Shared::new(), hosts, lines, "")
+        Cluster::of(Shared::new(), hosts, (lines, ""), |_, _| {})
     }
 
-    fn of(shared: Shared, hosts: usize, lines: &str, fence: &str) -> Cluster {
+    fn of(
+        shared: Shared,
+        hosts: usize,
+        lines: (&str, &str),
+        prepare: impl Fn(usize, &mut Host),
+    ) -> Cluster {
         let vault = format!("dir:{}", shared.path("vault").display());
-        let mut cluster = Cluster::joined_as(shared, lines, fence, &vec![vault; hosts]).0;
+        let vaults = vec![vault; hosts];
+        let mut cluster = Cluster::joined_as(shared, lines, &vaults, prepare).0;
         for at in 1..hosts {
             cluster.start(at);
         }
@@ -83,14 +94,14 @@ impl Cluster {
     /// listen. All vaults are the same one, which each host may reach in another way.
     pub fn joined(shared: Shared, lines: &str, vaults: &[String]) -> (Cluster, Vec<String>) {
         let fence = fence_line(&shared);
-        Cluster::joined_as(shared, lines, &fence, vaults)
+        Cluster::joined_as(shared, (lines, &fence), vaults, |_, _| {})
     }
 
     fn joined_as(
         shared: Shared,
-        lines: &str,
-        fence: &str,
+        (lines, fence): (&str, &str),
         vaults: &[String],
+        prepare: impl Fn(usize, &mut Host),
     ) -> (Cluster, Vec<String>) {
         let image = shared.path("disk.img");
         let file = std::fs::File::create(&image).expect("an image");
@@ -102,6 +113,8 @@ impl Cluster {
         let mut listen = Vec::new();
         for (at, vault) in vaults.iter().enumerate() {
             let mut host = Host::new(&name(at), &image, "raw", lines);
+            prepare(at, &mut host);
+            host.rig.write_config();
             let (address, rack) = (format!("{}:7440", loopback()), format!("rack-{at}"));
             let place = ["--listen", &address, "--domain", &rack];
             let command = match cluster.hosts.first() {

@@ -14,6 +14,7 @@ mod cluster_etcd;
 mod cluster_links;
 mod cluster_partitions;
 mod cluster_proof;
+mod cluster_room;
 mod cluster_units;
 mod commit;
 mod common;

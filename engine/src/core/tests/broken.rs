@@ -9,6 +9,7 @@ use super::planned::read_beside_a_torn_table;
 use super::quiesce::{exchange_under_a_read, read_behind_a_smaller_disk, start_behind_a_snapshot};
 use super::rebase::start_behind_a_move;
 use super::replica::{count_behind_a_cut, delta_behind_a_gap, part_of_a_write};
+use super::room::guest_beside_a_promise;
 use super::{Disks, GEOMETRY, Host, config, memory, none, spec, syncs_origin, writes_journal};
 use crate::adversary::{Bug, break_rule};
 use crate::engine::Config;
@@ -369,4 +370,9 @@ fn what_is_left_of_a_write_leaves_those_before_it_alone() {
 #[test]
 fn a_delta_behind_a_gap_is_refused() {
     notices(Bug::SkipGapCheck, delta_behind_a_gap);
+}
+
+#[test]
+fn no_guest_takes_room_that_was_promised_to_a_copy() {
+    notices(Bug::TakePromisedRoom, guest_beside_a_promise);
 }

@@ -25,6 +25,7 @@ mod rebase;
 mod replay;
 mod replica;
 mod resize;
+mod room;
 mod switch;
 mod write;
 

@@ -4,7 +4,7 @@
 //! had when it left; all else of the two hosts is apart.
 
 use super::{Host, none, spec, writes_origin};
-use crate::event::{Batch, Command, Device, Event, Io, Op, Refusal, ReplicaSpec};
+use crate::event::{Batch, Command, Credit, Device, Event, Io, Op, Refusal, ReplicaSpec};
 use crate::format::record::EntryKind;
 use crate::map::Content;
 use crate::memory::model::Bytes;
@@ -15,7 +15,7 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-const PEER: PeerId = PeerId(7);
+pub const PEER: PeerId = PeerId(7);
 
 /// A batch on its way.
 pub struct Sent {
@@ -60,7 +60,7 @@ pub struct Pair {
     pub replica: VolumeId,
 }
 
-fn replica_spec(destaged: Serial) -> ReplicaSpec {
+pub fn replica_spec(destaged: Serial) -> ReplicaSpec {
     ReplicaSpec {
         name: String::from("disk@1"),
         origin: String::from("/images/disk.raw"),
@@ -69,6 +69,7 @@ fn replica_spec(destaged: Serial) -> ReplicaSpec {
         lineage: Uuid([5; 16]),
         term: 3,
         destaged,
+        fetched: false,
     }
 }
 
@@ -88,13 +89,13 @@ impl Pair {
         pair
     }
 
-    fn have(&self) -> Serial {
+    pub fn have(&self) -> Serial {
         let shown = self.member.show(self.replica);
         shown.replica.expect("it is one").end
     }
 
     /// The owner comes to the replica, and sends what it lacks.
-    fn open(&mut self) {
+    pub fn open(&mut self) {
         self.open_by(3);
     }
 
@@ -108,8 +109,18 @@ impl Pair {
         self.member.pass(100);
         assert_eq!(self.member.answer(kept), Some(Ok(())));
         let (volume, peer, have) = (self.disk, PEER, self.have());
-        let start = self.owner.order(Command::StartPeer { volume, peer, have });
+        let start = self.owner.order(Command::StartPeer {
+            volume,
+            peer,
+            have,
+            credit: self.credit(),
+        });
         assert_eq!(self.owner.answer(start), Some(Ok(())));
+    }
+
+    /// What the member says that it takes.
+    pub fn credit(&self) -> Credit {
+        self.member.core.credit(self.replica).expect("it is one")
     }
 
     pub fn count(&mut self) -> RequestId {
@@ -117,7 +128,7 @@ impl Pair {
         self.owner.order(Command::CountPeer { volume, peer })
     }
 
-    fn stop(&mut self, counts: bool) {
+    pub fn stop(&mut self, counts: bool) {
         let (volume, peer) = (self.disk, PEER);
         self.owner.order(Command::StopPeer {
             volume,
@@ -128,7 +139,7 @@ impl Pair {
     }
 
     /// One batch comes to the replica. What it says of it.
-    fn carry(&mut self) -> Option<Option<Result<(), Refusal>>> {
+    pub fn carry(&mut self) -> Option<Option<Result<(), Refusal>>> {
         let sent = self.owner.sent.pop_front()?;
         assert_eq!(sent.peer, PEER);
         let request = self.member.request();
@@ -149,6 +160,7 @@ impl Pair {
                 volume,
                 peer,
                 number,
+                credit: self.credit(),
             });
         }
         Some(answer)
@@ -184,7 +196,7 @@ impl Pair {
     }
 
     /// Freezes the replica, and makes it a volume of its host.
-    fn take_over(&mut self) {
+    pub fn take_over(&mut self) {
         self.take_over_by(4);
     }
 
@@ -223,7 +235,7 @@ impl Pair {
         }
     }
 
-    fn same(&mut self, block: u64, blocks: u64) {
+    pub fn same(&mut self, block: u64, blocks: u64) {
         let there = self.owner.read(self.disk, block, blocks);
         assert!(there.is_some());
         assert_eq!(self.member.read(self.replica, block, blocks), there);
@@ -635,9 +647,16 @@ fn a_frozen_replica_goes_on_for_an_owner_with_a_newer_record() {
     assert_eq!(found(&pair), (shown, lineage), "the reply was durable");
 
     pair.stop(false);
+    assert_eq!(keep(&mut pair, 9), Some(Ok(())), "it promises room");
     let (peer, have) = (PEER, pair.have());
     let volume = disk;
-    let start = pair.owner.order(Command::StartPeer { volume, peer, have });
+    let credit = pair.credit();
+    let start = pair.owner.order(Command::StartPeer {
+        volume,
+        peer,
+        have,
+        credit,
+    });
     assert_eq!(pair.owner.answer(start), Some(Ok(())));
     assert!(pair.carry_all() > 0);
     assert_eq!(pair.have(), pair.owner.show(disk).acked_serial);
@@ -745,7 +764,7 @@ fn a_replica_that_is_forgotten_gives_its_room_back() {
             // Another volume has most of the stage, so that some of it waits.
             pair.owner.fill(pair.disk, 30, 40);
             pair.member.hold(|io| io.device == Device::Cache);
-            pair.member.fill(other.expect("it is there"), 0, 40);
+            pair.member.fill(other.expect("it is there"), 0, 52);
             while let Some(answer) = pair.carry() {
                 request = Some(answer);
             }
@@ -798,7 +817,12 @@ fn a_frozen_replica_is_sent_to_a_third_host_and_ends_there_as_here() {
     let end = pair.owner.core.volume(pair.disk).replica_end();
     assert_eq!(end, Serial(40));
     let (volume, peer, have) = (pair.disk, PEER, Serial(41));
-    let start = pair.owner.order(Command::StartPeer { volume, peer, have });
+    let start = pair.owner.order(Command::StartPeer {
+        volume,
+        peer,
+        have,
+        credit: Credit::ALL,
+    });
     assert_eq!(pair.owner.answer(start), Some(Err(Refusal::OutOfRange)));
     pair.open_by(4);
     let counted = pair.count();
@@ -876,7 +900,12 @@ fn what_becomes_of_a_frozen_replica_ends_its_peers() {
     let mut pair = frozen_and_a_third();
     pair.owner.core.volume(pair.disk).log_is_damaged();
     let (volume, peer, have) = (pair.disk, PEER, Serial(0));
-    let start = pair.owner.order(Command::StartPeer { volume, peer, have });
+    let start = pair.owner.order(Command::StartPeer {
+        volume,
+        peer,
+        have,
+        credit: Credit::ALL,
+    });
     assert_eq!(pair.owner.answer(start), Some(Err(Refusal::Damaged)));
 }
 

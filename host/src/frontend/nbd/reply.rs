@@ -154,7 +154,8 @@ impl From<Refusal> for Error {
             | Refusal::Contradicts
             | Refusal::Busy
             | Refusal::NotQuiesced
-            | Refusal::Unproved => Error::Io,
+            | Refusal::Unproved
+            | Refusal::NoRoom => Error::Io,
             Refusal::NoSpace | Refusal::OriginFull => Error::NoSpace,
             Refusal::OutOfRange | Refusal::Policy => Error::Invalid,
             Refusal::ReadOnly => Error::NotPermitted,

@@ -1,0 +1,168 @@
+//! Room in the log for copies of other hosts' volumes: how much there is, and what each is
+//! promised.
+//!
+//! ```text
+//! log and map     ├── parts of guests: half ──┤├── in common: half ─────────────────────┤
+//! copies take of it                            ├ what they have ┤├ promised ┤   at most half
+//! ```
+//! Copies together have and are promised at most half of the log and half of the map, so that
+//! guests always have their parts; what was promised is no other one's to take, a guest's included,
+//! so that a copy never waits for room; what was not promised goes to the first that asks. A copy
+//! is promised a window ahead of what has come: as much as a link carries in some milliseconds, and
+//! together no more than an eighth, so that copies without writes hold little. One that has more
+//! than an even share leaves a quarter of what copies may have to those that have less, so that the
+//! copy of a slow owner does not stop the others.
+//!
+//! Always true: a promise is kept. What an owner who is gone has left here keeps its room, and a
+//! new copy is refused instead. Deliberately absent: the counts of one copy (`volume::credit`); a
+//! replica that is to be a volume of this host, which takes room as these do.
+
+use super::Core;
+use crate::event::{Credit, LogRoom};
+use crate::outbox::Cx;
+use crate::snapshot::CopyRoom;
+use crate::types::{BLOCK_BYTES, VolumeId};
+use crate::volume::replica::PARTS_MAX;
+use crate::volume::share::Pool;
+
+/// Of log and map; the rest are parts of guests.
+const COPIES_PART: u64 = 2;
+/// All windows together are this part of what copies may have.
+const WINDOWS_PART: u64 = 8;
+/// What those with more than their share leave to the others.
+const LEFT_PART: u64 = 4;
+/// More than a link of 100 Gbit/s carries in a millisecond: 16 MiB.
+const WINDOW_BLOCKS_MAX: u64 = 4096;
+
+impl Core {
+    /// What all copies together may have.
+    fn copies_max(&self) -> LogRoom {
+        let half = |pool| self.budget(pool).capacity / COPIES_PART;
+        LogRoom {
+            blocks: half(Pool::Log),
+            extents: half(Pool::Map),
+        }
+    }
+
+    fn copies_have(&self) -> LogRoom {
+        let of = |pool| self.shares.taken_by_copies(pool);
+        LogRoom {
+            blocks: of(Pool::Log),
+            extents: of(Pool::Map),
+        }
+    }
+
+    /// What can be promised now.
+    fn free_for_copies(&self) -> LogRoom {
+        let rest = |pool| {
+            let budget = self.budget(pool);
+            let held = budget.used + self.shares.kept_by_all(pool);
+            budget.capacity.saturating_sub(held)
+        };
+        let rest = LogRoom {
+            blocks: rest(Pool::Log),
+            extents: rest(Pool::Map),
+        };
+        let left = self.copies_max().less(self.copies_have());
+        left.with(rest, u64::min)
+    }
+
+    /// What the largest batch takes: with less than that a copy may be stuck.
+    fn batch_max(&self) -> LogRoom {
+        let blocks = self.scratch.piece_bytes() / BLOCK_BYTES;
+        let parts = PARTS_MAX as u64;
+        LogRoom {
+            blocks: blocks + 3 * parts,
+            extents: blocks / 2 + 4 * parts,
+        }
+    }
+
+    /// Another copy may begin.
+    pub(super) fn has_room_for_copy(&self) -> bool {
+        self.free_for_copies().holds(self.batch_max())
+    }
+
+    /// What a copy may still be promised.
+    fn free_for(&self, id: VolumeId) -> LogRoom {
+        let volume = self.volumes[id.0 as usize].as_ref();
+        let volume = volume.expect("checked by the caller");
+        let has = LogRoom {
+            blocks: volume.taken_by_copy(Pool::Log),
+            extents: volume.taken_by_copy(Pool::Map),
+        };
+        let (max, copies) = (self.copies_max(), self.shares.copies().max(1));
+        let left = |has: u64, max: u64| match copies > 1 && has >= max / copies {
+            true => max / LEFT_PART,
+            false => 0,
+        };
+        self.free_for_copies().less(has.with(max, left))
+    }
+
+    /// A copy is promised what there is, up to its window; for an owner that is short that is as
+    /// much as its largest batch.
+    pub(super) fn renew_credit(&mut self, cx: &Cx<'_>, id: VolumeId) {
+        let volume = self.volume(id);
+        if !volume.is_copy() || volume.is_frozen() {
+            return;
+        }
+        let asked = volume.room_promise_mut().take_asked();
+        let left = volume.room_promise().left();
+        let (free, batch_max) = (self.free_for(id), self.batch_max());
+        let windows = WINDOWS_PART * self.shares.copies().max(1);
+        let window = self.copies_max().with(batch_max, |max, batch| {
+            let least = if asked { batch } else { 0 };
+            (max / windows).min(WINDOW_BLOCKS_MAX).max(least)
+        });
+        let more = window.less(left).with(free, u64::min);
+        let promise = self.volume(id).room_promise_mut();
+        promise.renew(more);
+        if asked && more == LogRoom::default() && !left.holds(batch_max) {
+            promise.asked_in_vain(cx.now);
+        } else {
+            promise.moves();
+        }
+        self.recount(id);
+        let (have, max) = (self.copies_have(), self.copies_max());
+        assert!(
+            more.blocks == 0 || have.blocks <= max.blocks,
+            "copies are promised their part of the log"
+        );
+        assert!(
+            more.extents == 0 || have.extents <= max.extents,
+            "and of the map"
+        );
+    }
+
+    /// What the owner of a copy is told.
+    pub fn credit(&self, id: VolumeId) -> Option<Credit> {
+        let volume = self.volumes.get(id.0 as usize)?.as_ref()?;
+        if !volume.is_copy() {
+            return volume.is_replica().then_some(Credit::ALL);
+        }
+        let has = LogRoom {
+            blocks: volume.taken_by_copy(Pool::Log),
+            extents: volume.taken_by_copy(Pool::Map),
+        };
+        Some(Credit {
+            upto: volume.room_promise().upto(),
+            most: has.plus(self.free_for(id)),
+        })
+    }
+
+    pub fn show_copy_room(&self) -> CopyRoom {
+        // A copy needs both: the one that is shorter counts.
+        let (max, has) = (self.copies_max(), self.copies_have());
+        let free = self.free_for_copies();
+        let by_map = match max.extents {
+            0 => 0,
+            all => u128::from(free.extents) * u128::from(max.blocks) / u128::from(all),
+        };
+        let free = u128::from(free.blocks).min(by_map) as u64;
+        CopyRoom {
+            max_bytes: max.blocks * BLOCK_BYTES,
+            taken_bytes: has.blocks * BLOCK_BYTES,
+            free_bytes: free * BLOCK_BYTES,
+            begins: self.has_room_for_copy(),
+        }
+    }
+}
