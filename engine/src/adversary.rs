@@ -320,6 +320,8 @@ rules::list! {
         DestageWaitedForPeer,
         /// Too much is queued for a peer: it gets epochs again.
         PeerFellBehind,
+        /// Epochs that a peer had ended have become one.
+        Joined,
         /// A peer that counts has no room for what it lacks.
         PeerHasNoRoom,
         /// A guest's write waits for that.

@@ -39,6 +39,8 @@ pub enum Waiter {
     Switch(VolumeId),
     /// The table names the volume by its new size.
     Resize(VolumeId),
+    /// The table names what becomes one epoch of the volume.
+    Join(VolumeId),
 }
 
 #[derive(Default)]
@@ -298,6 +300,7 @@ impl Core {
                 }
                 Waiter::Switch(volume) => self.switch_named(cx, volume),
                 Waiter::Resize(volume) => self.resize_named(cx, volume),
+                Waiter::Join(volume) => self.join_named(volume),
                 Waiter::Commit(volume) => self.commit_reset(cx, volume),
                 Waiter::Renew(volume) => self.open_for_requests(cx, volume),
                 Waiter::Leave(request)

@@ -129,6 +129,10 @@ impl Core {
         if volume.is_in_part() && volume.epochs.len() == 1 {
             return;
         }
+        if self.waits_for_join(id) {
+            return;
+        }
+        let volume = self.volume(id);
         let commanded = volume.is_commanded();
         // What a held volume has is not a prefix of its writes: it goes to the origin by order
         // only, never by itself.

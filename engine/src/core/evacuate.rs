@@ -389,7 +389,7 @@ fn live_parts(
 }
 
 /// The epoch of a volume that has a write, or the oldest, which may have what is at the origin.
-fn epoch_of(volume: &Volume, serial: Serial) -> Range<usize> {
+pub(super) fn epoch_of(volume: &Volume, serial: Serial) -> Range<usize> {
     let all = 0..volume.epochs.len();
     if volume.policy == Policy::Ephemeral || has(Bug::MoveZeroesOldestFirst) {
         return all;
@@ -397,5 +397,8 @@ fn epoch_of(volume: &Volume, serial: Serial) -> Range<usize> {
     let at = volume
         .epochs
         .partition_point(|epoch| epoch.last_serial < serial);
-    at..(at + 1).min(all.end)
+    // It may have moved into an older one.
+    let older = volume.epochs.range(..at).rev();
+    let joined = older.take_while(|epoch| epoch.joins).count();
+    at - joined..(at + 1).min(all.end)
 }

@@ -102,6 +102,7 @@ impl Core {
     /// What recovery found from this epoch on is one batch, as far as this serial lies in it: its
     /// parts are no points in time of a group, and none between the states of an origin.
     pub(super) fn merge_epochs(&mut self, volume: &mut Volume, from: usize, upto: Serial) {
+        assert!(volume.epochs.iter().all(|epoch| !epoch.joins), "none moves");
         let early = |volume: &Volume| {
             let first = volume.epochs.get(from);
             first.is_some_and(|it| it.last_serial < upto)

@@ -4,7 +4,7 @@
 //! shard:  held reads ─▶ touched volumes ─▶ waiting requests ─▶ plans of direct writes ─▶ log
 //!         ─▶ fetches ─▶ evacuation, clean blocks, scrub ─▶ orderly stop ─▶ checkpoint ─▶ sweep
 //! volume: destage ─▶ switch ─▶ group ─▶ bypass ─▶ move, size, rest ─▶ guests let in ─▶ commit
-//!         ─▶ suspend ─▶ release ─▶ detach ─▶ turn given back ─▶ waiting requests queued
+//!         ─▶ suspend ─▶ release ─▶ detach ─▶ epochs join ─▶ turn given back ─▶ requests queued
 //! ```
 //!
 //! No step is called by hand. What changes something marks its volume with [`Core::touch`]; the end
@@ -54,6 +54,7 @@ impl Core {
             let all = self.touched.take_waiting_requests();
             self.retry_waiting(cx, if all { usize::MAX } else { TURNS_PER_EVENT });
             self.pump_inboxes(cx);
+            self.pump_joins();
             self.pump_allocations(cx);
             self.log.pump_writes(cx);
             self.log.pump_space(cx, &mut self.scratch);
@@ -125,6 +126,7 @@ impl Core {
         self.release_if_clean(cx, id);
         self.replica_progress(cx, id);
         self.detach_progress(cx, id);
+        self.begin_join(id);
         self.give_turn_back(id);
         self.enqueue_if_waiting(id);
         // Its epochs, or what the origin has of them, may be others.
@@ -216,6 +218,7 @@ impl Core {
             || self.touched.tries() > 0
             || self.direct.is_allocating()
             || !self.replicas.taking.is_empty()
+            || !self.replicas.joining.is_empty()
             || self.waits_for_room_of_peers()
             || self.evacuation.is_some()
             || self.volumes.iter().flatten().any(|v| {
@@ -243,6 +246,7 @@ impl Core {
         self.turns.look(cx.now);
         self.retry_bad_reads(cx);
         self.ask_peers_for_room();
+        self.move_joins(super::join::EXTENTS_PER_LOOK);
         #[cfg(feature = "adversary")]
         {
             self.check_counts();

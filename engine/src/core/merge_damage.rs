@@ -115,7 +115,8 @@ fn covering(volume: &Volume, bad: &[Want]) -> Option<usize> {
     // What a journal has does not change any more.
     let destage = volume.destage();
     let applies = destage.is_some_and(|it| it.applies() && !it.in_place);
-    let free = volume.group().is_none() && !volume.is_committing();
+    let joins = volume.epochs.iter().any(|epoch| epoch.joins);
+    let free = volume.group().is_none() && !volume.is_committing() && !joins;
     if !free || volume.is_in_part() || applies {
         return None;
     }

@@ -24,6 +24,7 @@ mod grow;
 mod guard;
 mod image;
 mod jobs;
+mod join;
 mod journal;
 mod keep;
 mod layers;

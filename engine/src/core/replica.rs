@@ -123,6 +123,9 @@ impl Core {
         if volume.has_batches() {
             return;
         }
+        if self.waits_for_join(id) {
+            return;
+        }
         self.drop_partial(id);
         let volume = self.volume(id);
         let newest = volume.epochs.back().map_or(StreamSeq(0), |it| it.last_seq);

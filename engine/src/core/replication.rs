@@ -42,6 +42,8 @@ pub struct Replicas {
     short: Vec<VolumeId>,
     /// Replicas with batches that wait, in turn.
     pub taking: VecDeque<VolumeId>,
+    /// Volumes of which epochs become one, in turn.
+    pub joining: VecDeque<VolumeId>,
 }
 
 /// Whether a volume is to be looked at for something to send.
@@ -529,10 +531,13 @@ impl Core {
                 return self.next_queued(id, peer_id, blocks_max);
             };
             let epochs = &self.volume(id).epochs;
-            let next = epochs
-                .iter()
-                .find(|it| it.last_serial > sent && it.last_serial <= upto);
-            if let Some(epoch) = next {
+            let next = epochs.iter().position(|it| it.last_serial > sent);
+            let next = next.filter(|at| epochs[*at].last_serial <= upto);
+            if let Some(at) = next {
+                let epoch = &epochs[at];
+                if epoch.joins || at > 0 && epochs[at - 1].joins {
+                    return None;
+                }
                 assert!(epoch.sealed, "what a round sends is not written any more");
                 let goes_on = cursor.filter(|it| it.upto == epoch.last_serial);
                 let cursor = goes_on.unwrap_or(Cursor {

@@ -19,13 +19,10 @@ use crate::types::{
     StreamSeq, Tag, Time, VolumeId,
 };
 use crate::volume::share::Pool;
-use crate::volume::{Volume, WaitKind, Waiting};
+use crate::volume::{EPOCH_BYTES_MAX, Volume, WaitKind, Waiting};
 
 /// Sectors of one zero entry; a longer discard is several.
 const ZERO_SECTORS_MAX: u64 = crate::map::EXTENT_SECTORS_MAX - 7;
-/// An epoch is sealed when it has so many bytes: what one journal has to hold.
-const EPOCH_BYTES_MAX: u64 = 1 << 30;
-
 /// What the next piece of a waiting request would need.
 pub(super) enum Gate {
     Open,

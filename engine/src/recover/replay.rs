@@ -15,11 +15,8 @@ use crate::types::{
     EpochNumber, Generation, Geometry, Policy, SECTOR_BYTES, SegmentIndex, Serial, StreamSeq, Tag,
     Time, VolumeId,
 };
-use crate::volume::{Epoch, Volume};
+use crate::volume::{EPOCH_BYTES_MAX, Epoch, Volume};
 use alloc::vec::Vec;
-
-/// Recovered dirty data is cut into epochs of this size.
-const EPOCH_BYTES_MAX: u64 = 1 << 30;
 
 pub struct Replayed {
     pub volumes: Vec<Option<Volume>>,
@@ -220,6 +217,7 @@ fn new_epoch(first: Serial, number: EpochNumber) -> Epoch {
         opened: Time(0),
         sealed: false,
         charge: 0,
+        joins: false,
     }
 }
 

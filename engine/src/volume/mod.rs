@@ -76,6 +76,9 @@ use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
 
+/// An epoch ends before it is larger than one journal should be.
+pub const EPOCH_BYTES_MAX: u64 = 1 << 30;
+
 /// Dirty data between two serials.
 pub struct Epoch {
     pub map: ExtentMap,
@@ -92,6 +95,8 @@ pub struct Epoch {
     pub sealed: bool,
     /// Blocks of the log that its extents keep alive.
     pub charge: u64,
+    /// The next newer one is becoming a part of it.
+    pub joins: bool,
 }
 
 impl Epoch {
@@ -423,6 +428,7 @@ impl Volume {
                 opened: now,
                 sealed: false,
                 charge: 0,
+                joins: false,
             });
         }
         self.epochs.back_mut().expect("one was just pushed")

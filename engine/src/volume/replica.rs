@@ -466,9 +466,12 @@ impl Volume {
         self.reach(upto);
         self.skip_to(upto);
         self.replica.end = self.replica.end.max(upto);
-        while self.epochs.front().is_some_and(|it| it.last_serial <= upto) {
-            let epoch = self.epochs.pop_front().expect("just seen");
-            gone.push_back(epoch.map);
+        // Those that become one go together.
+        while let Some(last) = self.epochs.iter().position(|it| !it.joins) {
+            if self.epochs[last].last_serial > upto {
+                break;
+            }
+            gone.extend(self.epochs.drain(..=last).map(|epoch| epoch.map));
         }
         self.replica.partial = self.replica.partial.filter(|it| it.upto > upto);
         gone

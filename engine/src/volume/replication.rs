@@ -368,6 +368,13 @@ impl Replication {
         self.peers.iter().map(|peer| peer.id).collect()
     }
 
+    /// What each peer that gets epochs has of them; all where none gets some.
+    pub fn sent_to_all(&self) -> Serial {
+        let behind = self.peers.iter().filter(|it| it.catches_up_to().is_some());
+        let sent = behind.map(Peer::sent);
+        sent.min().unwrap_or(Serial(u64::MAX))
+    }
+
     /// Extents of all queues.
     #[cfg(feature = "adversary")]
     pub fn extents(&self) -> u64 {

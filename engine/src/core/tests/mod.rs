@@ -15,6 +15,7 @@ mod destage;
 mod handed;
 mod images;
 mod jobs;
+mod join;
 mod lines;
 mod lives;
 mod origin;

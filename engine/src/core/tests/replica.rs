@@ -21,7 +21,7 @@ pub const PEER: PeerId = PeerId(7);
 pub struct Sent {
     peer: PeerId,
     number: u64,
-    batch: Batch,
+    pub batch: Batch,
     bytes: Vec<u8>,
 }
 
