@@ -13,8 +13,8 @@ use crate::origin::Move;
 use crate::origin::{FileIndex, Packed};
 use crate::round_robin::WEIGHT_DEFAULT;
 use crate::types::{
-    BufferId, ConnectionId, DestageMode, IoId, PeerId, Policy, RequestId, Serial, Span, Tag, Uuid,
-    VolumeId,
+    BLOCK_SECTORS, BufferId, ConnectionId, DestageMode, IoId, PeerId, Policy, RequestId, Serial,
+    Span, Tag, Uuid, VolumeId,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -421,6 +421,15 @@ impl BatchPart {
 }
 
 impl Batch {
+    /// Sectors of data in it; a part of zeroes counts as one block.
+    pub fn carried_sectors(&self) -> u64 {
+        let carried = self.parts.iter().map(|part| match part.kind {
+            EntryKind::Write => part.span.sectors,
+            EntryKind::Zero { .. } => BLOCK_SECTORS,
+        });
+        carried.sum()
+    }
+
     /// What it takes of a log at most; nothing if it says only what the origin has.
     pub fn cost(&self) -> LogRoom {
         let parts = self.parts.iter();

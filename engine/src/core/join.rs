@@ -79,11 +79,8 @@ impl Core {
             // It may have what lies there.
             epoch.last_seq = epoch.last_seq.max(last_seq);
         }
-        assert!(
-            volume.merged_upto() <= upto,
-            "what a recovery had as one is in the oldest"
-        );
-        volume.merge_upto(upto);
+        // A replica may have lost what it had from a part of an earlier one on.
+        volume.merge_upto(upto.max(volume.merged_upto()));
         self.checkpoint.wait(Waiter::Join(id));
     }
 

@@ -22,7 +22,7 @@ use crate::memory::Place;
 use crate::outbox::Cx;
 use crate::types::{
     BLOCK_BYTES, BLOCK_SECTORS, EpochNumber, PeerId, Policy, RequestId, SECTOR_BYTES, Serial, Span,
-    Uuid, VolumeId,
+    Time, Uuid, VolumeId,
 };
 use crate::volume::replica::PARTS_MAX;
 use crate::volume::replication::{Cursor, Delta};
@@ -220,7 +220,7 @@ impl Core {
             (have > volume.history_end()).then_some(Refusal::OutOfRange)
         };
         if refusal.is_none() {
-            volume.start_peer(peer, have, credit);
+            volume.start_peer(cx.now, peer, have, credit);
             self.replicas.sends(id);
         }
         cx.out.reply(request, refusal.map_or(Ok(()), Err));
@@ -285,7 +285,7 @@ impl Core {
         let Some(volume) = self.find(id) else { return };
         let other = volume.replication.find(peer);
         let other = other.is_some_and(|it| !it.is_stopped() && it.purse().hear(credit));
-        for piece in volume.peer_has(peer, number) {
+        for piece in volume.peer_has(cx.now, peer, number) {
             self.scratch.free_piece(piece);
         }
         if other && !self.volume(id).is_replica() {
@@ -348,6 +348,21 @@ impl Core {
         }
     }
 
+    /// What one peer that is behind may keep alive in the log.
+    fn queue_bytes_max(&self) -> u64 {
+        self.log.gauge().capacity / QUEUE_PART * BLOCK_BYTES
+    }
+
+    /// A peer of a volume would never have all that its guests write, unless these wait.
+    pub(super) fn waits_for_peers_behind(&mut self, now: Time, id: VolumeId) -> bool {
+        let bytes_max = self.queue_bytes_max();
+        let holds = self.volume(id).waits_for_peers_behind(now, bytes_max);
+        if holds {
+            mark(Mark::WaitedForPeerBehind);
+        }
+        holds
+    }
+
     /// A piece of a write was staged; `begun`: not its first one.
     pub(super) fn queue_for_peers(
         &mut self,
@@ -357,7 +372,7 @@ impl Core {
         begun: bool,
     ) {
         self.replicas.mark(id);
-        let kept_max = self.log.gauge().capacity / QUEUE_PART * BLOCK_BYTES;
+        let kept_max = self.queue_bytes_max();
         let full_sectors = self.scratch.piece_bytes() / SECTOR_BYTES / 2;
         let volume = self.volumes[id.0 as usize]
             .as_mut()
@@ -365,6 +380,12 @@ impl Core {
         let acked = volume.acked();
         let mut dropped = Vec::new();
         for peer in volume.replication.peers() {
+            // Zeroes carry nothing.
+            let carried = match piece.content {
+                Content::Data(_) => piece.span.sectors,
+                Content::Zero { .. } => BLOCK_SECTORS,
+            };
+            peer.count_written(carried);
             if !peer.takes_new() {
                 continue;
             }
@@ -392,11 +413,6 @@ impl Core {
             });
             let grown = map.len() as i64 - before;
             self.extents.grow(grown);
-            // Zeroes carry nothing.
-            let carried = match piece.content {
-                Content::Data(_) => piece.span.sectors,
-                Content::Zero { .. } => BLOCK_SECTORS,
-            };
             peer.count_queued(carried);
             if peer.is_overfull(kept_max) {
                 mark(Mark::PeerFellBehind);
@@ -741,6 +757,7 @@ impl Core {
         }
         let counted = self.peer(volume, peer);
         counted.purse().spend(batch.cost());
+        counted.count_sent(batch.carried_sectors());
         let delta = match batch.parts.is_empty() {
             true => (counted.given(), true),
             false => (batch.upto, batch.ends),

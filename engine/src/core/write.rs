@@ -621,6 +621,9 @@ impl Core {
             self.volume(id).hit_hard_limit();
             return Gate::Shut;
         }
+        if self.waits_for_peers_behind(now, id) {
+            return Gate::Shut;
+        }
         // A write adds an extent for each chunk it begins, and one where it cuts an old one.
         let pieces = blocks / (chunk_blocks - 1) + 3;
         let room = self.room_for(id, Pool::Log, blocks);

@@ -31,6 +31,7 @@ pub(crate) mod replica;
 pub(crate) mod replication;
 pub(crate) mod resend;
 pub(crate) mod resize;
+mod rounds;
 pub(crate) mod runs;
 mod serials;
 pub(crate) mod share;

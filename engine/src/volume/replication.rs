@@ -19,11 +19,12 @@
 
 use super::Volume;
 use super::credit::Purse;
+use super::rounds::Rounds;
 use crate::adversary::{Bug, has};
 use crate::event::{Batch, Credit, LogRoom};
 use crate::map::ExtentMap;
 use crate::snapshot::PeerSnapshot;
-use crate::types::{EpochNumber, PeerId, RequestId, SECTOR_BYTES, Serial};
+use crate::types::{EpochNumber, PeerId, RequestId, SECTOR_BYTES, Serial, Time};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -93,6 +94,7 @@ pub struct Peer {
     reading: Option<Reading>,
     /// What it takes.
     purse: Purse,
+    rounds: Rounds,
 }
 
 /// A batch whose bytes come from the device.
@@ -132,6 +134,7 @@ impl Peer {
             in_flight: VecDeque::new(),
             reading: None,
             purse: Purse::default(),
+            rounds: Rounds::default(),
         }
     }
 
@@ -195,6 +198,7 @@ impl Peer {
     /// All epochs up to here are to be sent, and what is written from now on is queued.
     pub fn begin_round(&mut self, upto: Serial) {
         assert!(self.queue.is_empty(), "what was queued before was dropped");
+        self.rounds.begin();
         self.mode = Mode::CatchingUp {
             upto,
             dropped: false,
@@ -208,6 +212,7 @@ impl Peer {
         };
         self.cursor = None;
         self.sent = self.sent.max(upto);
+        self.rounds.end(dropped);
         if !dropped {
             self.mode = Mode::Live;
         }
@@ -231,6 +236,23 @@ impl Peer {
     /// `bytes_max`: what it may keep alive in the log.
     pub fn is_overfull(&self, bytes_max: u64) -> bool {
         self.queued_sectors * SECTOR_BYTES > bytes_max.min(QUEUED_BYTES_MAX)
+    }
+
+    /// A guest has written so much, queued or not.
+    pub fn count_written(&mut self, sectors: u64) {
+        self.rounds.write(sectors);
+    }
+
+    /// A batch of so much leaves.
+    pub fn count_sent(&mut self, sectors: u64) {
+        self.rounds.send(sectors);
+    }
+
+    /// Guests write as fast as it takes, so that they wait.
+    fn holds_guests(&self, now: Time, bytes_max: u64) -> bool {
+        let queued_max = bytes_max.min(QUEUED_BYTES_MAX) / SECTOR_BYTES;
+        let (live, queued) = (self.mode == Mode::Live, self.queued_sectors);
+        !self.is_stopped() && self.rounds.holds(now, live, queued, queued_max)
     }
 
     /// The queue is worth a batch, though one is on its way.
@@ -284,6 +306,7 @@ impl Peer {
         self.queued_sectors = self.queued_sectors.saturating_sub(sectors);
         if self.queue.is_empty() {
             self.queued_sectors = 0;
+            self.rounds.catches_up();
         }
         delta
     }
@@ -429,6 +452,12 @@ impl Volume {
         self.replication.peers.iter().any(Peer::has_no_room)
     }
 
+    /// A peer is behind, and would never catch up.
+    pub fn waits_for_peers_behind(&self, now: Time, bytes_max: u64) -> bool {
+        let mut peers = self.replication.peers.iter();
+        peers.any(|peer| peer.holds_guests(now, bytes_max))
+    }
+
     /// What its peers may hold of it, those included that are about to count: more could never be
     /// there. Nothing limits it where there are none.
     pub fn room_of_peers(&self) -> LogRoom {
@@ -512,7 +541,7 @@ impl Volume {
     }
 
     /// A peer that has writes up to here gets the rest.
-    pub fn start_peer(&mut self, id: PeerId, have: Serial, credit: Credit) {
+    pub fn start_peer(&mut self, now: Time, id: PeerId, have: Serial, credit: Credit) {
         let peers = &mut self.replication.peers;
         let at = peers.iter().position(|peer| peer.id == id);
         let at = at.unwrap_or_else(|| {
@@ -526,7 +555,7 @@ impl Volume {
         );
         (peer.durable, peer.sent, peer.given) = (have, have, have);
         (peer.told_destaged, peer.epoch, peer.cursor) = (Serial(0), None, None);
-        peer.purse = Purse::of(credit);
+        (peer.purse, peer.rounds) = (Purse::of(credit), Rounds::start(now));
         peer.mode = Mode::CatchingUp {
             upto: have,
             dropped: true,
@@ -590,11 +619,12 @@ impl Volume {
 
     /// A peer has this batch, and all before it, durably. The pieces of memory that are free by
     /// that.
-    pub fn peer_has(&mut self, id: PeerId, number: u64) -> Vec<u32> {
+    pub fn peer_has(&mut self, now: Time, id: PeerId, number: u64) -> Vec<u32> {
         let mut pieces = Vec::new();
         let Some(peer) = self.replication.find(id) else {
             return pieces;
         };
+        peer.rounds.hear(now);
         while peer.in_flight.front().is_some_and(|it| it.number <= number) {
             let flight = peer.in_flight.pop_front().expect("just seen");
             pieces.extend(flight.piece);
