@@ -180,6 +180,9 @@ pub enum Command {
         name: String,
         term: u64,
     },
+    /// The origin has what a replica has up to there: it lets go of that. Refused as gone where it
+    /// is none, as busy while its owner sends.
+    TellDestaged { volume: VolumeId, upto: Serial },
     /// The owner of a volume gives it this lineage. Durable before the reply.
     NameLineage { volume: VolumeId, lineage: Uuid },
     /// Sends a peer every write that is dirty and behind `have`, and from then on each new one. Of

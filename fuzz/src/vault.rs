@@ -161,13 +161,19 @@ fn credit(source: &mut Source<'_>) -> Credit {
     }
 }
 
+/// What of a message is read when some of its bytes have changed.
+fn damaged(source: &mut Source<'_>, message: Message) -> Option<Message> {
+    let mut bytes = message.encode();
+    source.damage(&mut bytes);
+    let parsed = Message::parse(&bytes).ok()?;
+    assert_eq!(Message::parse(&parsed.encode()), Ok(parsed.clone()));
+    Some(parsed)
+}
+
 /// A message about a copy: what a machine of a copy does with it never panics either.
 fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
-    let (unit, copy, session) = (
-        Uuid(source.bytes16()),
-        Uuid(source.bytes16()),
-        Uuid(source.bytes16()),
-    );
+    let mut id = || Uuid(source.bytes16());
+    let (unit, copy, session) = (id(), id(), id());
     let record = Box::new(record(source));
     let (host, cache) = (unit, session);
     let member = Member { host, cache, copy };
@@ -184,7 +190,7 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
         record: record.clone(),
         about: about.clone(),
     };
-    let body = match kind % 10 {
+    let body = match kind % 11 {
         0 => Body::Probed { status },
         1 => Body::Open {
             member,
@@ -220,14 +226,16 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
         6 => Body::Freeze { copy, record },
         7 => Body::Drop { copy, record },
         8 => Body::NoRoom { copy, session },
+        9 => Body::Keep {
+            copy,
+            record,
+            destaged: serial,
+        },
         _ => Body::Destaged { copy, serial },
     };
-    let mut bytes = Message { unit, body }.encode();
-    source.damage(&mut bytes);
-    let Ok(parsed) = Message::parse(&bytes) else {
+    let Some(parsed) = damaged(source, Message { unit, body }) else {
         return false;
     };
-    assert_eq!(Message::parse(&parsed.encode()), Ok(parsed.clone()));
     hear((unit, session), Uuid(source.bytes16()), [open, parsed.body]);
     true
 }

@@ -352,8 +352,20 @@ impl Copy {
                 session, record, ..
             } => self.adopt(out, from, session, *record),
             Body::Freeze { record, .. } => self.freeze(out, from, record),
+            Body::Keep {
+                record, destaged, ..
+            } => self.keep(out, from, &record, destaged),
             Body::Drop { record, .. } => self.drop(out, from, &record),
             _ => {}
+        }
+    }
+
+    /// The owner after this copy's own has destaged so much of what the copy has as well.
+    fn keep(&mut self, out: &mut Vec<Action>, from: Uuid, record: &Record, destaged: Serial) {
+        let news = destaged > self.destaged && destaged <= self.durable.history.end();
+        if self.accepts(out, from, record) && news && self.session.is_none() {
+            self.destaged = destaged;
+            out.push(Action::Forget(destaged));
         }
     }
 

@@ -269,3 +269,31 @@ fn a_copy_is_removed_by_a_drop_of_a_record_that_does_not_name_it() {
         assert_eq!(out.contains(&Action::Remove), removed);
     }
 }
+
+/// C12: the owner that came after may say what the origin has; one from before may not, and none
+/// says it of more than is there.
+#[test]
+fn a_copy_that_is_kept_lets_go_of_what_the_origin_has() {
+    let mut copy = streaming();
+    let mut out = vec![];
+    run(&mut copy, batch(1, 1, 0, FIRST));
+    copy.handle(&mut out, Event::Closed);
+    let keep = |record: Box<Record>, serial: u64| Body::Keep {
+        copy: id(22),
+        record,
+        destaged: Serial(serial),
+    };
+    let end = copy.status().history.end().0;
+    for (from, body, told) in [
+        (2, keep(record(0, 2), end), false),
+        (2, keep(record(3, 1), end), false),
+        (2, keep(record(3, 2), end + 1), false),
+        (2, keep(record(3, 2), end), true),
+        (2, keep(record(3, 2), end), false),
+    ] {
+        out.clear();
+        let from = id(from);
+        copy.handle(&mut out, Event::Heard { from, body });
+        assert_eq!(out.contains(&Action::Forget(Serial(end))), told);
+    }
+}

@@ -6,7 +6,7 @@
 //! owner ── Open ─▶ copy ── Opened ─▶ owner ── Resume ─▶ copy ── Resumed ─▶ owner
 //! owner ── Batch · Adopt · Cut · Destaged ─▶ copy ── Ack · NoRoom ─▶ (in this order, one stream)
 //! owner ── Release ─▶ drainer of before ── Released ─▶ owner
-//! owner ── Drop ─▶ copy                      a copy to a lower term ── Deposed ─▶
+//! owner ── Keep · Drop ─▶ copy               a copy to a lower term ── Deposed ─▶
 //! ```
 //! Always true: a message moves no right by itself. It makes another host look at the vault, let go
 //! of a unit by a record of its own, or bind a copy to a record that the vault has; so a message
@@ -153,6 +153,12 @@ pub enum Body {
     Released {
         number: u64,
         epoch: Epoch,
+    },
+    /// A copy that is not used any more stays; the origin has what it has up to this serial.
+    Keep {
+        copy: Uuid,
+        record: Box<Record>,
+        destaged: Serial,
     },
     /// The owner has enough complete copies without this one.
     Drop {
@@ -379,10 +385,7 @@ fn put_stream(out: &mut Out, body: &Body) {
             put_ids(out, 17, &[*copy]);
             out.u64(serial.0);
         }
-        Body::Freeze { copy, record } => {
-            put_ids(out, 18, &[*copy]);
-            put_record(out, record);
-        }
+        Body::Freeze { copy, record } => put_bound(out, 18, *copy, record),
         Body::Frozen { status, about } => {
             put_status(out, 19, status);
             about.put(out);
@@ -391,10 +394,7 @@ fn put_stream(out: &mut Out, body: &Body) {
             put_ids(out, 20, &[]);
             put_record(out, record);
         }
-        Body::Drop { copy, record } => {
-            put_ids(out, 21, &[*copy]);
-            put_record(out, record);
-        }
+        Body::Drop { copy, record } => put_bound(out, 21, *copy, record),
         Body::Fetch {
             copy,
             into,
@@ -409,8 +409,22 @@ fn put_stream(out: &mut Out, body: &Body) {
         Body::Release { number, epoch } => put_release(out, 23, *number, *epoch),
         Body::Released { number, epoch } => put_release(out, 24, *number, *epoch),
         Body::NoRoom { copy, session } => put_ids(out, 25, &[*copy, *session]),
+        Body::Keep {
+            copy,
+            record,
+            destaged,
+        } => {
+            put_bound(out, 26, *copy, record);
+            out.u64(destaged.0);
+        }
         other => unreachable!("{other:?} is written by its own function"),
     }
+}
+
+/// What is said of a copy by this record.
+fn put_bound(out: &mut Out, kind: u8, copy: Uuid, record: &Record) {
+    put_ids(out, kind, &[copy]);
+    put_record(out, record);
 }
 
 fn take_copies(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
@@ -512,6 +526,11 @@ fn take_stream(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
         25 => Body::NoRoom {
             copy: from.uuid()?,
             session: from.uuid()?,
+        },
+        26 => Body::Keep {
+            copy: from.uuid()?,
+            record: take_record(from)?,
+            destaged: Serial(from.u64()?),
         },
         _ => return Err(Malformed),
     })
@@ -736,6 +755,11 @@ mod tests {
             },
             Body::Failed { copy, session },
             Body::NoRoom { copy, session },
+            Body::Keep {
+                copy,
+                record: record.clone(),
+                destaged: serial,
+            },
             Body::Cut {
                 copy,
                 session,

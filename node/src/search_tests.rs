@@ -375,6 +375,7 @@ impl World {
             | Body::Freeze { copy, .. }
             | Body::Cut { copy, .. }
             | Body::Destaged { copy, .. }
+            | Body::Keep { copy, .. }
             | Body::Drop { copy, .. } => *copy,
             Body::Open { member, .. } => member.copy,
             _ => {

@@ -578,7 +578,10 @@ impl Set {
                 self.left.retain(|left| left.copy != status.copy);
                 self.drop_copy(cx, from, status.copy);
             }
-            Body::Probed { status } if at(status.copy).is_none() => self.found(from, &status),
+            Body::Probed { status } if at(status.copy).is_none() => {
+                self.found(from, &status);
+                self.keep(cx, from, &status);
+            }
             Body::Released { number, epoch } => self.released(from, number, epoch),
             Body::Deposed { record } => self.seen(cx, *record),
             _ => {}
@@ -600,6 +603,24 @@ impl Set {
         let known = known || self.old.contains(&(from, copy)) || self.old.len() == OLD_MAX;
         if !known && status.term <= self.record.number {
             self.old.push((from, copy));
+        }
+    }
+
+    /// A copy that is not used may let go of what the origin has (C12). What it has up to there is
+    /// what this host had destaged, if the one history is a part of the other.
+    fn keep(&self, cx: &mut Cx<'_>, from: Uuid, status: &Status) {
+        let (copy, destaged) = (status.copy, self.destaged);
+        let news = destaged > status.destaged && destaged <= status.history.end();
+        let common = self.history.contains(&status.history.upto(destaged));
+        let older = status.term <= self.record.number && copy != self.own.copy;
+        if older && news && common {
+            let record = Box::new(self.record.clone());
+            let body = Body::Keep {
+                copy,
+                record,
+                destaged,
+            };
+            cx.send(from, body);
         }
     }
 

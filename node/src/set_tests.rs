@@ -432,3 +432,35 @@ fn a_copy_whose_writes_are_all_at_the_origin_is_dropped_while_the_unit_is_degrad
     owner.hears(2, offer(FIRST + 1));
     assert!(drops(&owner));
 }
+
+/// C12: a copy that is not used lets go of what the origin has, if the owner's history says that it
+/// is the same there.
+#[test]
+fn a_copy_of_an_owner_before_is_told_what_the_origin_has_of_it() {
+    let mut owner = Owner::new(&[1], 1, Some(Degraded::PeerLost), None);
+    owner.writes(FIRST + 2);
+    assert!(owner.set.begin_cut().is_some());
+    owner.tell(Event::Destaged(Serial(FIRST + 1)));
+    let ours = owner.set.history().upto(Serial(FIRST + 9));
+    let other = History::empty(Serial(FIRST + 9));
+    for (history, told) in [(other, false), (ours, true)] {
+        let status = Status {
+            copy: id(77),
+            term: 1,
+            history,
+            from: Serial(0),
+            destaged: Serial(0),
+            health: Health::Whole,
+        };
+        owner.out.clear();
+        owner.hears(2, Body::Probed { status });
+        let keeps = |it: &Action| match it {
+            Action::Send {
+                body: Body::Keep { destaged, .. },
+                ..
+            } => *destaged == Serial(FIRST + 1),
+            _ => false,
+        };
+        assert_eq!(owner.out.iter().any(keeps), told);
+    }
+}

@@ -6,14 +6,14 @@
 //! ```
 //! A peer that is behind, or comes back, ends the open epoch of its owner, and begins one in its
 //! own log. What is written again and again would lie in each of them. So the oldest ones become
-//! one, as if all of it had been written in one epoch: what newer ones replace takes no room any
-//! more.
+//! one, as if all of it had been written in one epoch: what newer ones replace takes no room.
 //!
-//! Always true: nothing moves before a checkpoint says up to where a recovery has one epoch, because
-//! what was replaced may be gone by then; while extents move, the epochs count as one for a destage,
-//! a peer and what the origin has, and wait until it is one; a read finds the newest first, wherever
-//! it is. Deliberately absent: groups, whose cuts end at one moment on all volumes; epochs that are
-//! together more than one journal takes; damage, where all moves at once ([`super::merge_damage`]).
+//! Always true: nothing moves before a checkpoint says up to where a recovery has one epoch,
+//! because what was replaced may be gone by then; while extents move, the epochs count as one for
+//! a destage, a peer and what the origin has, and these wait until it is one; a read finds the
+//! newest first, wherever it is. Deliberately absent: groups, whose cuts end at one moment on all
+//! volumes; epochs that are together more than one journal takes; damage, where all moves at once
+//! ([`super::merge_damage`]).
 
 use super::Core;
 use super::checkpoint::Waiter;
@@ -148,6 +148,7 @@ impl Core {
         let (older, newer) = (pairs.next(), pairs.next());
         let older = older.expect("just found");
         let newer = newer.expect("one that joins has a newer one");
+        assert!(older.sealed && newer.sealed, "guests write into the newest");
         while *left > 0
             && let Some(piece) = newer.map.pop()
         {

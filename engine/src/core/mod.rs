@@ -500,6 +500,9 @@ impl Core {
             Command::Retire { volume, name, term } => {
                 self.retire(cx, volume, request, (name, term));
             }
+            Command::TellDestaged { volume, upto } => {
+                self.tell_replica(cx, volume, request, upto);
+            }
             Command::NameLineage { volume, lineage } => {
                 self.name_lineage(cx, volume, request, lineage);
             }
@@ -575,6 +578,7 @@ fn volume_of(command: &Command) -> Option<VolumeId> {
         | Command::Freeze { volume, .. }
         | Command::TakeOver { volume, .. }
         | Command::Retire { volume, .. }
+        | Command::TellDestaged { volume, .. }
         | Command::NameLineage { volume, .. }
         | Command::StartPeer { volume, .. }
         | Command::CountPeer { volume, .. }

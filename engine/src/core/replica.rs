@@ -152,6 +152,30 @@ impl Core {
         self.recount(id);
     }
 
+    /// Of a replica to which no owner sends anything.
+    pub(super) fn tell_replica(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        upto: Serial,
+    ) {
+        let volume = self.volume(id);
+        let told = match () {
+            () if !volume.is_replica() || volume.is_detaching() => Err(Refusal::Gone),
+            () if volume.has_batches() || volume.is_settling() => Err(Refusal::Busy),
+            () if upto > volume.replica_end() => Err(Refusal::OutOfRange),
+            () => Ok(()),
+        };
+        if told.is_ok() {
+            self.drop_partial(id);
+            self.drop_old(id, upto);
+            self.restart_rounds(id);
+            self.touch(id);
+        }
+        cx.out.reply(request, told);
+    }
+
     pub(super) fn take_over_replica(
         &mut self,
         cx: &mut Cx<'_>,

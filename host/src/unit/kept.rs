@@ -81,6 +81,7 @@ fn copy_of(body: &Body) -> Option<Uuid> {
         | Body::Adopt { copy, .. }
         | Body::Cut { copy, .. }
         | Body::Destaged { copy, .. }
+        | Body::Keep { copy, .. }
         | Body::Freeze { copy, .. }
         | Body::Fetch { copy, .. }
         | Body::Drop { copy, .. } => Some(*copy),
@@ -264,7 +265,7 @@ impl Manager {
     fn say_absent(&mut self, from: Uuid, unit: Uuid, copy: Uuid, body: &Body) {
         if !matches!(
             body,
-            Body::Destaged { .. } | Body::Cut { .. } | Body::Drop { .. }
+            Body::Destaged { .. } | Body::Cut { .. } | Body::Keep { .. } | Body::Drop { .. }
         ) {
             self.say(from, unit, Body::Absent { copy });
         }
@@ -317,6 +318,21 @@ impl Manager {
     }
 
     /// What needs nothing of the log but a look at it.
+    /// The origin has what a copy has up to there. One that streams hears that with its batches.
+    fn let_go(&mut self, copy: Uuid, upto: Serial) {
+        let kept = self.copies.get(&copy).filter(|kept| kept.inlet.is_none());
+        let Some(Place::Replica(volume)) = kept.map(|kept| kept.place.clone()) else {
+            return;
+        };
+        let logs = self.logs.clone();
+        self.local.run(move |_| {
+            let order = Command::TellDestaged { volume, upto };
+            if let Err(why) = logs.run(order) {
+                tracing::info!("copy {copy}: what the image has stays in the log: {why}");
+            }
+        });
+    }
+
     fn look_at_copy(&mut self, copy: Uuid, from: Uuid, body: Body) {
         self.refresh_copy(copy);
         self.feed_copy(copy, Event::Heard { from, body });
@@ -481,8 +497,9 @@ impl Manager {
                 self.logs.close_inlet(copy);
             }
             Action::Remove => self.remove_copy(copy),
-            // The log seals epochs where the stream says so, and hears there what is destaged.
-            Action::Write { .. } | Action::Seal(_) | Action::Forget(_) => {}
+            Action::Forget(upto) => self.let_go(copy, upto),
+            // The log seals epochs where the stream says so.
+            Action::Write { .. } | Action::Seal(_) => {}
         }
     }
 
