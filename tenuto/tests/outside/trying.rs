@@ -3,15 +3,16 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
 
 use crate::common::{
-    EXIT_DONE, EXIT_FAILED, EXIT_USAGE, PATIENCE, Rig, binary, denied, end, nbd, text_of,
-    wait_until,
+    EXIT_DONE, EXIT_FAILED, EXIT_USAGE, PATIENCE, Rig, binary, denied, end, is_root, nbd, skip,
+    text_of, wait_until,
 };
 
 const MIB: u64 = 1 << 20;
@@ -254,4 +255,51 @@ fn an_image_that_is_refused_is_not_tried_and_nothing_is_left() {
     assert_eq!(others.next(), None);
     trial.end();
     assert_eq!(trial.ended().0, Some(EXIT_DONE));
+}
+
+#[test]
+fn a_user_who_is_not_in_the_group_of_the_sockets_is_told_what_would_be_right() {
+    let test = "a_user_who_is_not_in_the_group_of_the_sockets_is_told_what_would_be_right";
+    if !is_root() {
+        return skip(test, "only root can run a daemon as a user of no group");
+    }
+    let rig = Rig::new();
+    let open = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(&rig.dir, open).expect("let others enter");
+    let path = rig.write_config();
+    let text = fs::read_to_string(&path).expect("read it");
+    let own = text.lines().find(|line| line.starts_with("group"));
+    let other = text.replace(own.expect("a group"), "group = \"4242\"");
+    fs::write(&path, other).expect("write it");
+    let mut command = Command::new(binary());
+    // Numbers of no user: the text says which groups the process is in, and there is no other.
+    command.uid(4243).gid(4243).arg("serve");
+    let Ok(done) = command.env("TENUTO_CONFIG", &path).output() else {
+        return skip(test, "other users cannot run this build");
+    };
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(EXIT_USAGE), "{said}");
+    let expected = "group 4242: this user is not in it and cannot give sockets to it; add the user";
+    assert!(said.contains(expected), "{said}");
+}
+
+#[test]
+fn without_a_configuration_serve_names_the_trial_and_the_smallest_one() {
+    let test = "without_a_configuration_serve_names_the_trial_and_the_smallest_one";
+    if Path::new("/etc/tenuto/tenuto.toml").exists() {
+        return skip(test, "this host has a configuration");
+    }
+    let mut command = Command::new(binary());
+    command.arg("serve").env_remove("TENUTO_CONFIG");
+    let done = command.output().expect("run tenuto");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(EXIT_USAGE), "{said}");
+    for part in [
+        "`tenuto try IMAGE`",
+        "[cache] with path",
+        "[[volume]] with name",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert_eq!(said.lines().count(), 1, "{said}");
 }
