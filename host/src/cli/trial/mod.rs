@@ -233,6 +233,7 @@ impl Trial {
             Some(_) => Ok(()),
             None => self.served.stop(),
         };
+        signals.stopped();
         if self.policy != Policy::Ephemeral {
             let home = self.bring_home().and(stopped);
             home.map_err(|error| words::kept(&self.image, &error.message, &self.place))?;

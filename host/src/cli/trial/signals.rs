@@ -7,10 +7,15 @@
 use crate::cli::{offline, report};
 use crate::error::{Error, Result, cause};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// How long the stop of the daemon is waited for; it writes what is acknowledged to the log.
+const STOP_MAX: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(20);
 
 pub struct Signals {
     told: Receiver<()>,
@@ -18,6 +23,8 @@ pub struct Signals {
     /// What is said before the process ends. Locked, because the thread that reads it waits for
     /// signals and for nothing else, and the work that ends meanwhile cannot be asked.
     leave: Arc<Mutex<Option<Error>>>,
+    /// The daemon has stopped, so that the command which is named finds the cache free.
+    stopped: Arc<AtomicBool>,
 }
 
 impl Signals {
@@ -39,12 +46,21 @@ impl Signals {
         };
         let (tell, told) = sync_channel(1);
         let leave = Arc::new(Mutex::new(None));
+        let stopped = Arc::new(AtomicBool::new(false));
         let signals = Signals {
             told,
             came: Cell::new(false),
             leave: leave.clone(),
+            stopped: stopped.clone(),
         };
-        std::thread::spawn(move || runtime.block_on(serve(kinds, &tell, &leave, json)));
+        std::thread::spawn(move || {
+            let error = runtime.block_on(serve(kinds, &tell, &leave));
+            let begun = Instant::now();
+            while !stopped.load(Ordering::SeqCst) && begun.elapsed() < STOP_MAX {
+                std::thread::sleep(LOOK);
+            }
+            end_process(&error, json)
+        });
         Ok(signals)
     }
 
@@ -65,14 +81,19 @@ impl Signals {
     pub fn leave_with(&self, error: Error) {
         *self.leave.lock().expect("no holder of this lock panics") = Some(error);
     }
+
+    /// The daemon has ended.
+    pub fn stopped(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+    }
 }
 
+/// Returns what is said before the process ends, when a signal asks for it.
 async fn serve(
     mut kinds: [Signal; 3],
     tell: &SyncSender<()>,
     leave: &Mutex<Option<Error>>,
-    json: bool,
-) {
+) -> Error {
     let [interrupt, terminate, hang_up] = &mut kinds;
     loop {
         tokio::select! {
@@ -84,7 +105,7 @@ async fn serve(
         match error {
             // One that was told already says the same.
             None => drop(tell.try_send(())),
-            Some(error) => end_process(&error, json),
+            Some(error) => return error,
         }
     }
 }
