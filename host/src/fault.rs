@@ -76,9 +76,13 @@ impl Fault {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Kind::NoSpace,
             _ => Kind::Io,
         };
+        let right = match source.kind() {
+            io::ErrorKind::PermissionDenied => "; give this user the right to it, or name another",
+            _ => "",
+        };
         Fault {
             kind,
-            message: format!("{object}: cannot {doing}: {}", cause(&source)),
+            message: format!("{object}: cannot {doing}: {}{right}", cause(&source)),
             ours: None,
             source: Some(source),
         }

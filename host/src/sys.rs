@@ -20,6 +20,8 @@ const BLKGETSIZE64: libc::Ioctl = 0x8008_1272;
 const BLKSSZGET: libc::Ioctl = 0x1268;
 /// linux/stat.h; since Linux 6.1.
 const STATX_DIOALIGN: u32 = 0x2000;
+/// Groups of one process that the kernel allows.
+const GROUPS_MAX: usize = 65_536;
 /// linux/magic.h.
 pub const NFS_MAGIC: i64 = 0x6969;
 /// NFS, SMB (both versions), Ceph, FUSE.
@@ -492,6 +494,17 @@ pub fn kill_self() -> ! {
     std::process::abort()
 }
 
+/// Whether this process may give its files to a group: it is root, or one of the group.
+pub fn may_give_to_group(group: u32) -> bool {
+    let mut groups = vec![0; GROUPS_MAX];
+    // SAFETY: the kernel writes at most as many numbers as there is room for.
+    let count = unsafe { libc::getgroups(GROUPS_MAX as libc::c_int, groups.as_mut_ptr()) };
+    groups.truncate(count.max(0) as usize);
+    // SAFETY: getegid has no preconditions and cannot fail.
+    let own = unsafe { libc::getegid() };
+    effective_uid() == 0 || own == group || groups.contains(&group)
+}
+
 /// Asks a process that this one has started to end in order.
 pub fn ask_to_end(child: &std::process::Child) -> io::Result<()> {
     // SAFETY: the process is a child that was not waited for, so its number is its own.
@@ -499,15 +512,15 @@ pub fn ask_to_end(child: &std::process::Child) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets the kernel kill a child when the thread that starts it ends, however it ends.
-pub fn end_with_parent(command: &mut std::process::Command) {
+/// Lets the kernel send a child a signal when the thread that starts it ends, however it ends.
+pub fn end_with_parent(command: &mut std::process::Command, signal: libc::c_int) {
     use std::os::unix::process::CommandExt;
     let parent = std::process::id() as libc::pid_t;
     // SAFETY: after the fork it makes two system calls, which are safe there, and allocates
     // nothing.
     unsafe {
         command.pre_exec(move || {
-            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+            check(libc::prctl(libc::PR_SET_PDEATHSIG, signal))?;
             // The parent may have ended before the call above.
             match libc::getppid() == parent {
                 true => Ok(()),

@@ -43,7 +43,7 @@ impl Process {
         // A group of its own: Ctrl-C is for this process, which ends it in order.
         command.process_group(0);
         command.stdout(Stdio::null()).stderr(Stdio::piped());
-        sys::end_with_parent(&mut command);
+        sys::end_with_parent(&mut command, libc::SIGKILL);
         let mut child = command.spawn().map_err(|error| absent(name, &error))?;
         let stderr = child.stderr.take().expect("it was asked for");
         let (say, heard) = sync_channel(1);
@@ -128,7 +128,7 @@ fn version_of(programs: &[&str]) -> Result<String> {
     for name in programs {
         let mut command = Command::new(name);
         command.arg("--version").stdin(Stdio::null());
-        sys::end_with_parent(&mut command);
+        sys::end_with_parent(&mut command, libc::SIGKILL);
         let done = command.output().map_err(|error| absent(name, &error))?;
         let text = String::from_utf8_lossy(&done.stdout);
         let line = text.lines().next().unwrap_or_default();
@@ -146,7 +146,7 @@ pub fn map(path: &Path) -> Result<String> {
     let node = json!({ "driver": "qcow2", "file": file, "backing": null });
     let mut command = Command::new(IMG);
     command.args(["map", "--output=json", &format!("json:{node}")]);
-    sys::end_with_parent(&mut command);
+    sys::end_with_parent(&mut command, libc::SIGKILL);
     let done = command.stdin(Stdio::null()).output();
     let done = done.map_err(|error| absent(IMG, &error))?;
     match done.status.success() {

@@ -4,6 +4,9 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use host::error::{Error, Result};
 use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 
+/// How the program is called.
+const PROGRAM: &str = "tenuto [OPTIONS] <COMMAND>";
+
 /// Prints help and version where they were asked for; everything else is an error.
 pub fn explain(error: clap::Error) -> Result<()> {
     match error.kind() {
@@ -13,7 +16,11 @@ pub fn explain(error: clap::Error) -> Result<()> {
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let help = error.render().to_string();
             let usage = help.lines().find_map(|line| line.strip_prefix("Usage: "));
-            let usage = usage.unwrap_or("tenuto <COMMAND>");
+            let usage = usage.unwrap_or(PROGRAM);
+            // A first look at the program; a word that lacks the next one is an error.
+            if usage == PROGRAM {
+                return host::cli::output::write(&help);
+            }
             Err(Error::usage(format!(
                 "a command is missing; usage: {usage}; see --help"
             )))
@@ -108,13 +115,18 @@ mod tests {
             &["status", "--frob"],
             &["completions", "tcsh"],
             &["volume"],
-            &[],
         ] {
             let message = message(arguments);
             assert!(!message.contains('\n'), "{message}");
             assert!(message.starts_with(|c: char| c.is_lowercase()), "{message}");
             assert!(message.contains("; "), "{message}");
         }
+    }
+
+    #[test]
+    fn the_program_alone_prints_its_help_and_is_no_error() {
+        let error = Cli::try_parse_from(["tenuto"]).expect_err("no command");
+        assert!(explain(error).is_ok());
     }
 
     fn look_for_gaps(command: &clap::Command, path: &str, gaps: &mut Vec<String>) {

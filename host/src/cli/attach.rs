@@ -258,7 +258,7 @@ fn comma(value: &str) -> String {
 }
 
 /// One argument of a shell.
-fn shell(argument: &str) -> String {
+pub fn shell(argument: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
     match argument.chars().all(plain) && !argument.is_empty() {
         true => argument.into(),

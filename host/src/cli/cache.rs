@@ -169,7 +169,7 @@ pub fn create_missing(config: &Config) -> Result<()> {
     {
         std::fs::create_dir_all(parent).map_err(|error| {
             Error::failed(format!(
-                "{}: {}; make it first",
+                "{}: {}; make it first, or name a file that this user may make by [cache] path",
                 parent.display(),
                 cause(&error)
             ))

@@ -33,6 +33,7 @@ mod serve;
 mod status;
 mod supervisor;
 mod top;
+mod trial;
 mod volume;
 
 use crate::admin::client::Client;
@@ -90,6 +91,8 @@ pub enum Color {
 pub enum Command {
     /// Run the daemon in the foreground
     Serve(serve::Serve),
+    /// Try one image behind a temporary cache, as any user; nothing is left behind at the end
+    Try(trial::Try),
     /// List, show, add, change and remove volumes
     #[command(subcommand)]
     Volume(volume::Command),
@@ -142,6 +145,7 @@ pub fn report(error: &Error, json: bool) {
 pub fn run(context: &Context, command: Command) -> Result<()> {
     match command {
         Command::Serve(command) => serve::run(context, &command),
+        Command::Try(command) => trial::run(context, &command),
         Command::Volume(command) => volume::run(context, command),
         Command::Status(command) => status::run(context, &command),
         Command::Top(command) => top::run(context, &command),

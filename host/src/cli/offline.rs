@@ -25,7 +25,7 @@ use engine::flow::FlowLimits;
 use engine::format::stage::{HEADER_BYTES, StageHeader};
 use engine::format::superblock::Superblock;
 use engine::media::Media;
-use engine::snapshot::VolumeSnapshot;
+use engine::snapshot::{State, VolumeSnapshot};
 use engine::types::{BLOCK_BYTES, DestageMode, Policy, Uuid, VolumeId};
 use serde_json::json;
 use std::collections::HashMap;
@@ -348,15 +348,22 @@ pub struct Places {
     pub images: ImagePlaces,
 }
 
+/// The directory of sockets that no client knows.
+pub fn run_dir() -> PathBuf {
+    std::env::temp_dir().join(format!("tenuto-recover-{}", std::process::id()))
+}
+
 /// Destages these volumes of a cache to their origins, by the daemon's own way, with sockets
-/// that nobody sees. Returns what did not work, by volume.
+/// that no client knows. Returns what did not work, by volume. `look` is told now and then
+/// whether an origin answers with errors or not at all, and may end the process.
 pub fn destage_all(
     cache: &Path,
     places: &Places,
     volumes: &[&VolumeSnapshot],
     progress: &mut Progress,
+    look: &mut (dyn FnMut(bool) + Send),
 ) -> Result<Vec<(String, Error)>> {
-    let run_dir = std::env::temp_dir().join(format!("tenuto-recover-{}", std::process::id()));
+    let run_dir = run_dir();
     let settings = Settings {
         run_dir: run_dir.clone(),
         stage_dir: places.stage_dir.clone(),
@@ -381,7 +388,12 @@ pub fn destage_all(
     let daemon = daemon.inspect_err(|_| remove_directory(&run_dir))?;
     let mut failures = Vec::new();
     let tried = AtomicUsize::new(0);
-    let left = || pending(&daemon, volumes, tried.load(Ordering::Relaxed));
+    let left = || {
+        let snapshot = daemon.handle().snapshot().ok()?;
+        let known = &snapshot.engine.volumes;
+        look(known.iter().any(|volume| volume.state == State::Stalled));
+        pending(known, volumes, tried.load(Ordering::Relaxed))
+    };
     progress::watch(progress, left, || {
         for volume in volumes {
             if let Err(error) = destage_one(&daemon, volume, places) {
@@ -400,12 +412,10 @@ pub fn destage_all(
 
 /// What is left of these volumes: of those that were tried nothing, of the one under way what is
 /// dirty now, of the others all.
-fn pending(daemon: &Daemon, volumes: &[&VolumeSnapshot], tried: usize) -> Option<Pending> {
-    let snapshot = daemon.handle().snapshot().ok()?;
+fn pending(known: &[VolumeSnapshot], volumes: &[&VolumeSnapshot], tried: usize) -> Option<Pending> {
     let (over, waiting) = volumes.split_at_checked(tried)?;
     let gone = over.iter().map(|volume| volume.dirty_bytes).sum();
     let under_way = |volume: &&VolumeSnapshot| {
-        let known = &snapshot.engine.volumes;
         let now = known.iter().find(|known| known.name == volume.name);
         now.map_or(Pending::new(volume.dirty_bytes, 0, None), |now| {
             let origin = &now.counters.origin;

@@ -17,7 +17,7 @@ use crate::inspect;
 use clap::Args;
 use engine::snapshot::VolumeSnapshot;
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Args)]
 pub struct Recover {
@@ -39,15 +39,9 @@ pub struct Recover {
 pub fn run(context: &Context, command: &Recover) -> Result<()> {
     let path = &command.cache;
     let name = path.display().to_string();
-    let superblock = superblock_of(path)?;
     let configured = configuration(context)?;
     let stage_dir = stage_dir(configured.as_ref());
-    let found = {
-        let mut progress = offline::tell;
-        let target = cachedev::open(path, &mut offline::patience(&mut progress))
-            .map_err(offline::from_fault)?;
-        offline::peek(&Files::new(target), &superblock, &stage_dir)?
-    };
+    let found = look(path, &stage_dir)?;
     let asked = |volume: &&VolumeSnapshot| {
         command
             .volume
@@ -82,7 +76,7 @@ pub fn run(context: &Context, command: &Recover) -> Result<()> {
         counted: "dirty data destaged",
     };
     let mut progress = Progress::new(context, work, Some(0));
-    let failures = offline::destage_all(path, &places, &volumes, &mut progress)?;
+    let failures = offline::destage_all(path, &places, &volumes, &mut progress, &mut |_| {})?;
     progress.finish();
     tell_recovered(context, &name, &found, &volumes, Some(&failures))?;
     match failures.first() {
@@ -97,6 +91,15 @@ pub fn run(context: &Context, command: &Recover) -> Result<()> {
         .about(name)),
         Some((_, error)) => Err(error.clone()),
     }
+}
+
+/// What a cache holds, without changing a byte of it.
+pub fn look(path: &Path, stage_dir: &Path) -> Result<Found> {
+    let superblock = superblock_of(path)?;
+    let mut progress = offline::tell;
+    let target =
+        cachedev::open(path, &mut offline::patience(&mut progress)).map_err(offline::from_fault)?;
+    offline::peek(&Files::new(target), &superblock, stage_dir)
 }
 
 /// `failures` is `None` where nothing was tried.

@@ -63,7 +63,7 @@ pub fn run(context: &Context, command: &Resize) -> Result<()> {
     drop(locked(command, &before, &places)?);
     // What a daemon that was killed has left is put in order as its next start would.
     let mut progress = Progress::new(context, work("resize", &name, "recovered"), Some(0));
-    let failures = offline::destage_all(path, &places, &[], &mut progress)?;
+    let failures = offline::destage_all(path, &places, &[], &mut progress, &mut |_| {})?;
     progress.finish();
     debug_assert!(failures.is_empty(), "nothing was asked for");
     let target = locked(command, &before, &places)?;

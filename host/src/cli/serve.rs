@@ -16,11 +16,13 @@ use crate::cluster::{LinkEvent, Links, Settings as LinkSettings};
 use crate::config::cluster::Cluster;
 use crate::config::{self, Config, LogFormat, Volume, check, state};
 use crate::daemon::{Daemon, Why};
-use crate::error::{Error, Result, cause};
+use crate::error::{Error, Kind, Result, cause};
 use crate::shard;
+use crate::sys;
 use clap::Args;
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -37,7 +39,7 @@ pub struct Serve {
 }
 
 pub fn run(context: &Context, command: &Serve) -> Result<()> {
-    let config = context.load()?;
+    let config = load(context)?;
     let unfit = check::check_apart(&config)?;
     if let Some(error) = unfit.into_iter().next().filter(|_| command.strict) {
         return Err(error.into());
@@ -54,7 +56,39 @@ pub fn run(context: &Context, command: &Serve) -> Result<()> {
     }
 }
 
+/// The configuration. Who has none is told how to begin.
+fn load(context: &Context) -> Result<Config> {
+    let path = config::locate(context.common.config.as_deref());
+    if path != Path::new(config::DEFAULT_PATH) || path.exists() {
+        return context.load();
+    }
+    let file = path.display().to_string();
+    let message = format!(
+        "{file}: there is no configuration; try one image with `tenuto try IMAGE`, or write that \
+         file or another for -c FILE: [cache] with path = \"FILE\" and size = \"4GiB\", [[volume]] \
+         with name = \"disk\" and origin = \"IMAGE\""
+    );
+    Err(Error::new(Kind::Config, message).about(file))
+}
+
+/// A group to which this user cannot give sockets is an error where it was asked for.
+fn check_group(config: &Config) -> Result<()> {
+    let group = &config.host.group;
+    if check::group_id(group).is_none_or(sys::may_give_to_group) {
+        return Ok(());
+    }
+    let right = "add the user to the group, or run the daemon as root";
+    if config.asks_for_group() {
+        let what = "this user is not in it and cannot give sockets to it";
+        let message = format!("group {group}: {what}; {right}, or leave [host] group out");
+        return Err(Error::new(Kind::Config, message).about(group));
+    }
+    tracing::warn!("group {group}: this user is not in it, so it cannot use the sockets; {right}");
+    Ok(())
+}
+
 fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
+    check_group(&config)?;
     make_directory(&config.host.run_dir)?;
     let socket = config.admin_socket();
     // Before the daemon replaces sockets that only look stale.

@@ -23,6 +23,7 @@ pub use values::Value;
 use crate::daemon::{Exports, ImagePlaces, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
 pub use crate::origin::Format;
+use crate::sys;
 use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
@@ -213,15 +214,10 @@ impl Config {
     /// Reads and checks the file, without looking at what it names.
     pub fn load(path: &Path) -> Result<Config> {
         let unreadable = |why: String| {
-            Error::new(
-                Kind::Config,
-                format!(
-                    "{}: cannot be read: {why}; name a configuration with -c FILE or \
-                     $TENUTO_CONFIG",
-                    path.display()
-                ),
-            )
-            .about(path.display().to_string())
+            let file = path.display().to_string();
+            let right = "name a configuration with -c FILE or $TENUTO_CONFIG";
+            let message = format!("{file}: cannot be read: {why}; {right}");
+            Error::new(Kind::Config, message).about(file)
         };
         let meta = std::fs::metadata(path).map_err(|error| unreadable(cause(&error)))?;
         if meta.len() > FILE_BYTES_MAX {
@@ -274,10 +270,15 @@ impl Config {
         }
     }
 
-    /// The group of the sockets: the one asked for, or the default one where it exists.
+    /// The group of the sockets: the one asked for, or the default one where it exists and this
+    /// process may give sockets to it.
     pub fn socket_group(&self) -> Option<String> {
-        let asked = self.host.sources.contains_key("group");
-        (asked || check::group_id(&self.host.group).is_some()).then(|| self.host.group.clone())
+        let usable = || check::group_id(&self.host.group).is_some_and(sys::may_give_to_group);
+        (self.asks_for_group() || usable()).then(|| self.host.group.clone())
+    }
+
+    pub fn asks_for_group(&self) -> bool {
+        self.host.sources.contains_key("group")
     }
 }
 

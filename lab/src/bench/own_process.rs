@@ -44,7 +44,7 @@ pub fn command(program: &Path, output: Stdio) -> Command {
     command
         .env_remove("TENUTO_SOCKET")
         .env_remove("TENUTO_CONFIG");
-    sys::end_with_parent(&mut command);
+    sys::end_with_parent(&mut command, libc::SIGKILL);
     command
         .stdin(Stdio::null())
         .stdout(output)

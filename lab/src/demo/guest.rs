@@ -192,7 +192,7 @@ impl<'a> Machine<'a> {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        sys::end_with_parent(&mut command);
+        sys::end_with_parent(&mut command, libc::SIGKILL);
         let started = Instant::now();
         let mut child = command.spawn().map_err(|error| {
             Error::failed(format!("{}: {}", self.kit.qemu.display(), cause(&error)))

@@ -81,6 +81,7 @@ mod ssh;
 mod storm;
 mod terminal;
 mod trace_memory;
+mod trying;
 mod turns;
 mod vhost_boot;
 mod vhost_found;

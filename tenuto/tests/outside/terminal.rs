@@ -204,3 +204,25 @@ fn top_without_a_terminal_prints_lines_of_json_or_says_what_to_do() {
     }
     daemon.stop();
 }
+
+/// Fails when: the page hides the lines above it, or the terminal is not given back.
+#[test]
+fn a_trial_shows_top_below_its_lines_and_gives_the_terminal_back() {
+    let test = "a_trial_shows_top_below_its_lines_and_gives_the_terminal_back";
+    if !have(test, &["tmux", "stty"]) {
+        return;
+    }
+    let rig = prepare();
+    let terminal = Terminal::new(&rig, 120, 30);
+    let image = rig.dir.join("desk-001.img");
+    let (directory, image) = (rig.dir.display(), image.display());
+    let program = env!("CARGO_BIN_EXE_tenuto");
+    let line = format!("clear; TMPDIR={directory} {program} try {image} --cache 256MiB");
+    terminal.press(&[&line, "Enter"]);
+    terminal.shows("READ/s");
+    terminal.shows("1 volume: 1 clean");
+    terminal.shows("nbd+unix:///disk?socket=");
+    terminal.press(&["q"]);
+    terminal.shows("has everything that was written");
+    terminal.is_restored();
+}

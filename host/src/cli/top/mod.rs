@@ -26,8 +26,12 @@ use crate::error::{Error, Kind, Result, cause};
 use clap::Args;
 use keys::Top as Screen;
 use look::{Look, Page};
-use ratatui::DefaultTerminal;
+use ratatui::crossterm::cursor::{MoveTo, Show};
 use ratatui::crossterm::event::{self, Event};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{self, Clear, ClearType};
+use ratatui::layout::Rect;
+use ratatui::{DefaultTerminal, TerminalOptions, Viewport};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -37,6 +41,10 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Messages that wait for the screen; who sends more waits.
 const MESSAGES_MAX: usize = 64;
 const REDRAW: Duration = Duration::from_secs(1);
+/// Below other lines: rows that show something, and rows that leave the lines on the screen.
+const BELOW_ROWS_MIN: u16 = 8;
+const BELOW_ROWS_MAX: u16 = 16;
+const BELOW_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub struct Top {
@@ -78,9 +86,42 @@ pub fn run(context: &Context, command: &Top) -> Result<()> {
     wait_for_signals(sender.clone())?;
     let mut terminal = ratatui::try_init().map_err(|error| on_terminal(&error))?;
     listen(sender);
-    let ended = until_the_end(&mut terminal, &mut screen, &messages, command.count);
+    let mut is_over = |looks| command.count.is_some_and(|count| looks >= count);
+    let ended = until_the_end(&mut terminal, &mut screen, &messages, &mut is_over);
     ratatui::restore();
     ended
+}
+
+/// The same below the lines that are on the terminal already, until the user ends it or `is_over`.
+pub fn below(context: &Context, mut is_over: impl FnMut() -> bool) -> Result<()> {
+    let client = context.client()?;
+    let first = Look::read(client.get("/v1/status")?);
+    let mut screen = Screen::new(context.output().color, BELOW_DELAY, Instant::now());
+    screen.take(first, Instant::now());
+    let (sender, messages) = sync_channel(MESSAGES_MAX);
+    ask(client, BELOW_DELAY, sender.clone());
+    wait_for_signals(sender.clone())?;
+    let (columns, rows) = terminal::size().map_err(|error| on_terminal(&error))?;
+    let viewport = Viewport::Fixed(lowest(columns, rows));
+    // What is on the screen moves up by as much as the page takes.
+    let room = "\n".repeat(usize::from(lowest(columns, rows).height));
+    output::write(&room)?;
+    let terminal = ratatui::try_init_with_options(TerminalOptions { viewport });
+    let mut terminal = terminal.map_err(|error| on_terminal(&error))?;
+    listen(sender);
+    let ended = until_the_end(&mut terminal, &mut screen, &messages, &mut |_| is_over());
+    let top = terminal.get_frame().area().y;
+    let _ = terminal::disable_raw_mode();
+    // Best effort: where the terminal takes nothing any more, there is nothing to clear.
+    let clear = Clear(ClearType::FromCursorDown);
+    let _ = execute!(std::io::stdout(), MoveTo(0, top), clear, Show);
+    ended
+}
+
+/// The lowest rows of a terminal, which leave the lines above them.
+fn lowest(columns: u16, rows: u16) -> Rect {
+    let height = (rows / 2).clamp(BELOW_ROWS_MIN, BELOW_ROWS_MAX).min(rows);
+    Rect::new(0, rows - height, columns, height)
 }
 
 fn on_terminal(error: &std::io::Error) -> Error {
@@ -99,14 +140,15 @@ fn until_the_end(
     terminal: &mut DefaultTerminal,
     screen: &mut Screen,
     messages: &Receiver<Message>,
-    count: Option<u64>,
+    is_over: &mut dyn FnMut(u64) -> bool,
 ) -> Result<()> {
     let mut looks = 1;
+    let is_below = terminal.get_frame().area().y > 0;
     loop {
         terminal
             .draw(|frame| draw::draw(frame, screen, Instant::now()))
             .map_err(|error| on_terminal(&error))?;
-        if count.is_some_and(|count| looks >= count) {
+        if is_over(looks) {
             return Ok(());
         }
         let message = match messages.recv_timeout(REDRAW) {
@@ -127,6 +169,11 @@ fn until_the_end(
                 if !screen.key(key) {
                     return Ok(());
                 }
+            }
+            // Below other lines the page keeps its place at the end of the screen.
+            Message::Terminal(Event::Resize(columns, rows)) if is_below => {
+                let resized = terminal.resize(lowest(columns, rows));
+                resized.map_err(|error| on_terminal(&error))?;
             }
             // Another size: drawing again is all it takes.
             Message::Terminal(_) => {}

@@ -88,7 +88,7 @@ impl Peer {
             (Program::Qsd, transport) => storage_daemon(file, &socket, transport, memory),
             _ => command(program, file, &socket),
         };
-        sys::end_with_parent(&mut command);
+        sys::end_with_parent(&mut command, libc::SIGKILL);
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
