@@ -8,7 +8,7 @@
 use crate::source::Source;
 use host::frontend::nbd::{
     Chunk, Closing, Command, Config, Error, Export, Extent, ExtentState, PAYLOAD_BYTES_MAX,
-    Request, Session, Step,
+    Request, Session, Step, Tls,
 };
 
 const EXPORT_BYTES: u64 = 1 << 16;
@@ -26,12 +26,25 @@ const ERRORS: [Error; 7] = [
 pub fn session(input: &[u8]) -> bool {
     let source = &mut Source::new(input);
     let requests_max = u16::from(source.byte() % 8) + 1;
+    let only = source.flag().then(|| "a".into());
+    let tls = match source.byte() {
+        0..64 => Tls::Required,
+        64..96 => Tls::Done {
+            no_zeroes: source.flag(),
+        },
+        _ => Tls::Absent,
+    };
     let config = Config {
-        only: source.flag().then(|| "a".into()),
+        only,
         requests_max,
+        tls,
     };
     let scripted = source.flag();
-    let opening = opening(source);
+    let mut opening = opening(source);
+    if matches!(config.tls, Tls::Done { .. }) && !opening.is_empty() {
+        // The client has said its flags before.
+        opening.drain(..4);
+    }
     if scripted {
         let mut server = Server::new(config);
         server.hear(&opening, source);
@@ -205,6 +218,8 @@ struct Server {
     session: Session,
     exports: Vec<Export>,
     requests_max: usize,
+    /// It is the plain part of a connection with TLS.
+    required: bool,
     attached: Option<Export>,
     waiting: Vec<Request>,
     /// A write whose payload is still to come; the last one of `waiting`.
@@ -218,6 +233,7 @@ impl Server {
     fn new(config: Config) -> Server {
         Server {
             requests_max: usize::from(config.requests_max),
+            required: config.tls == Tls::Required,
             session: Session::new(config),
             exports: exports(),
             attached: None,
@@ -305,12 +321,18 @@ impl Server {
         match step {
             Step::Send(bytes) => self.send(&bytes, 0),
             Step::Attach { export, reply } => {
+                assert!(!self.required, "nothing is told before TLS");
                 self.sent.extend(reply);
                 assert!(self.attached.replace(export).is_none(), "attached once");
             }
             Step::Close { reason, farewell } => {
                 self.send(&farewell, 0);
                 self.closed = Some(reason);
+            }
+            Step::StartTls { reply, then } => {
+                assert!(self.required && self.attached.is_none());
+                assert!(matches!(then, Tls::Done { .. }));
+                self.send(&reply, 0);
             }
             Step::Await { name } => panic!("{name} is not away"),
             Step::Request(request) => {

@@ -32,6 +32,8 @@ use crate::origin::{Format, Place};
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
 use crate::target::Target;
+use crate::tls::SecureListener;
+use crate::tls::certificates::{Settings as TlsSettings, Unfit};
 use crate::unit::Units;
 use engine::engine::Report;
 use engine::event::{Admission, Device, ResetOn, Share};
@@ -79,6 +81,8 @@ pub struct Settings {
     /// Group of the sockets; `None` leaves the group of the process.
     pub group: Option<String>,
     pub nbd_tcp: Option<SocketAddr>,
+    /// Certificates for it; `None` = it has no TLS.
+    pub nbd_tls: Option<TlsSettings>,
     /// Where files below images may lie.
     pub images: ImagePlaces,
     pub volumes: Vec<VolumeSettings>,
@@ -273,6 +277,7 @@ pub struct Daemon {
     ledgers: Ledgers,
     watches: Watches,
     front_ends: FrontEnds,
+    secure: OnceLock<SecureListener>,
     looks: Looks,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Keeps its lock. Under a mutex, because one that is removed is made again.
@@ -321,6 +326,7 @@ impl Daemon {
             ledgers,
             watches: Watches::default(),
             front_ends: FrontEnds::default(),
+            secure: OnceLock::new(),
             thread: Mutex::new(Some(thread)),
             stage: Mutex::new(opened.stage),
             cache,
@@ -373,13 +379,38 @@ impl Daemon {
         self.handle
             .listen(listener, ListenerScope::All)
             .map_err(gone)?;
-        if let Some(address) = settings.nbd_tcp {
-            let listener = sockets::tcp(address)?;
-            self.handle
-                .listen(listener, ListenerScope::Network)
-                .map_err(gone)?;
+        match (settings.nbd_tcp, settings.nbd_tls) {
+            (Some(address), Some(tls)) => self.open_secure(address, tls)?,
+            (Some(address), None) => {
+                let listener = sockets::tcp(address)?;
+                let listens = self.handle.listen(listener, ListenerScope::Network);
+                listens.map_err(gone)?;
+            }
+            (None, _) => {}
         }
         Ok(())
+    }
+
+    fn open_secure(&self, address: SocketAddr, tls: TlsSettings) -> Result<(), StartError> {
+        let certificates = tls.read();
+        let certificates = certificates.map_err(|unfit| StartError::Settings(unfit.to_string()))?;
+        let listener = sockets::tcp(address)?;
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let handle = self.handle.clone();
+        let started = SecureListener::start(listener, tls, certificates, handle, cores);
+        let started =
+            started.map_err(|error| StartError::Io(format!("threads of NBD over TLS: {error}")))?;
+        assert!(self.secure.set(started).is_ok(), "it is opened once");
+        Ok(())
+    }
+
+    /// Reads the certificates of NBD over TLS again; what has become of them, if there is news.
+    pub fn renew_certificates(&self) -> Result<Option<String>, Unfit> {
+        let Some(secure) = self.secure.get() else {
+            return Ok(None);
+        };
+        let changed = secure.renew()?;
+        Ok(changed.then(|| "tls: new clients find the new certificates".to_owned()))
     }
 
     /// The shard: snapshots, commands, listeners, exports.
@@ -421,8 +452,13 @@ impl Daemon {
     pub fn stop(&self) -> Result<(), CommandError> {
         self.leave_cluster();
         self.sockets.remove_all();
+        self.secure
+            .get()
+            .into_iter()
+            .for_each(SecureListener::close);
         self.save_from_removed_cache();
         let parked = self.handle.stop();
+        self.secure.get().into_iter().for_each(SecureListener::stop);
         self.front_ends.stop();
         let thread = self
             .thread

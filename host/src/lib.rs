@@ -31,6 +31,7 @@ pub mod signature;
 pub mod stage;
 pub mod sys;
 pub mod target;
+pub mod tls;
 pub mod unit;
 pub mod vault;
 pub mod waiting;

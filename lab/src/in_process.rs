@@ -122,6 +122,7 @@ pub fn settings(
         host_name: host_name.into(),
         group: None,
         nbd_tcp: None,
+        nbd_tls: None,
         clustered: false,
         adopt_orphans: true,
         strict: true,

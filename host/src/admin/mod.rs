@@ -100,6 +100,10 @@ pub trait Machine: Send + Sync + 'static {
     fn try_held(&self) -> Vec<String>;
     /// Looks now at what may have been removed under the daemon.
     fn look_around(&self) {}
+    /// Reads the certificates of clients that come from now on; says so if they are others.
+    fn renew_certificates(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
     /// Lays what the log has of a held volume over the image that is there.
     fn overwrite(&self, name: &str) -> Result<()>;
     /// Other settings for a volume that another host serves.

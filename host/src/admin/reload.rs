@@ -2,7 +2,8 @@
 //!
 //! Always true: the file wins for the volumes it names, also over what `volume set` changed since;
 //! of a volume of which something needs a restart nothing changes before it; a volume that is gone
-//! from the file loses no data and no client. A line of the outcome says what became of each.
+//! from the file loses no data and no client; certificates are read again, and wrong ones leave
+//! everything as it was. A line of the outcome says what became of each.
 
 use super::{Admin, Known, Look, Outcome, find};
 use crate::config::cluster::CLUSTER;
@@ -19,9 +20,11 @@ impl Admin {
         check::check_apart(&fresh)?;
         self.machine.look_at_images();
         let _order = self.order();
+        // First, so that wrong ones leave everything as it was.
+        let certificates = self.machine.renew_certificates()?;
         let mut known = self.known().clone();
         let look = self.look()?;
-        let mut notes = Vec::new();
+        let mut notes: Vec<String> = certificates.into_iter().collect();
         // Those that were added at run time may have got other defaults.
         let named = fresh.volumes.iter().cloned().chain(state::load(&fresh)?);
         let named: Vec<Volume> = named.collect();

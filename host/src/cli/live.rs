@@ -95,6 +95,11 @@ impl Machine for Live {
         })
     }
 
+    fn renew_certificates(&self) -> Result<Option<String>> {
+        let renewed = self.0.renew_certificates();
+        renewed.map_err(|unfit| Error::new(Kind::Config, unfit.to_string()))
+    }
+
     fn look_around(&self) {
         self.0.look_around();
     }

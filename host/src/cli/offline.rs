@@ -378,6 +378,7 @@ pub fn destage_all(
         host_name: crate::lock::host_name(),
         group: None,
         nbd_tcp: None,
+        nbd_tls: None,
         // Each volume that was asked for is added by name, and no other.
         adopt_orphans: false,
         strict: true,

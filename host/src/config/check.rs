@@ -12,6 +12,7 @@ use crate::origin::Place;
 use crate::origin::nbd::uri;
 use crate::origin::written;
 use crate::signature;
+use crate::tls::certificates::Unfit;
 use engine::event::ResetOn;
 use engine::types::Policy;
 use std::fs::{File, Metadata};
@@ -287,6 +288,23 @@ fn check_host(config: &Config) -> Result<(), ConfigError> {
             return Err(fail(&listen.sources, "web", wrong));
         }
         (None, None) => {}
+    }
+    if let Some(tls) = &listen.tls {
+        let read = tls.read();
+        let wrong = |unfit: Unfit| Wrong::new(unfit.what, unfit.right);
+        read.map_err(|unfit| fail(&listen.sources, "tls", wrong(unfit)))?;
+    }
+    if let Some(address) = listen.nbd
+        && !address.ip().to_canonical().is_loopback()
+        && listen.tls.is_none()
+        && !listen.insecure
+    {
+        let wrong = Wrong::new(
+            format!("other hosts reach {address}, and NBD without TLS checks no client"),
+            "name certificates by tls, bind to a loopback address, or write insecure = true if \
+             you trust every host of this network",
+        );
+        return Err(fail(&listen.sources, "nbd", wrong));
     }
     check_directory(&host.stage_dir).map_err(|wrong| fail(&host.sources, "stage-dir", wrong))?;
     // The default directory is made by `serve`; one that was asked for is not invented.

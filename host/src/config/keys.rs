@@ -12,6 +12,7 @@ use crate::config::units;
 use crate::daemon::Exports;
 use crate::origin::Format;
 use crate::origin::nbd::uri::{self, Uri};
+use crate::tls::certificates as tls;
 use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::round_robin::WEIGHT_MAX;
@@ -214,14 +215,19 @@ pub const LISTEN: &[Key<Listen>] = &[
     Key {
         name: "tls",
         default: "",
-        meaning: "certificates for NBD over TCP",
-        set: |_, _| {
-            Err(Wrong::later(
-                "TLS is",
-                "leave it out; bind to a loopback address",
-            ))
+        meaning: "directory of the certificates for NBD over TCP; none = no TLS",
+        set: set_tls,
+        show: |listen| listen.tls.as_ref().map_or(String::new(), show_tls),
+    },
+    Key {
+        name: "insecure",
+        default: "false",
+        meaning: "lets `nbd` without TLS listen where other hosts reach it",
+        set: |listen, value| {
+            listen.insecure = value.flag()?;
+            Ok(())
         },
-        show: |_| String::new(),
+        show: |listen| listen.insecure.to_string(),
     },
 ];
 
@@ -729,6 +735,43 @@ fn show_flow(flow: &FlowLimits) -> String {
         quote(&format!("{}%", flow.dirty_bytes_percent)),
         quote(&units::show_millis(flow.destage_time_ms)),
     )
+}
+
+/// A directory, or a table with one.
+fn set_tls(listen: &mut Listen, value: &Value) -> Set {
+    let right = "write a directory, as in \"/etc/tenuto/tls\", or { dir = \"/etc/tenuto/tls\", \
+                 verify-peer = true }";
+    let wrong = |wrong: Wrong| Wrong::new(wrong.what, right);
+    let Value::Table(members) = value else {
+        listen.tls = Some(tls::Settings {
+            directory: value.path().map_err(wrong)?,
+            verify_peer: None,
+        });
+        return Ok(());
+    };
+    let (mut directory, mut verify_peer) = (None, None);
+    for (name, value) in members {
+        let wrong = |wrong: Wrong| Wrong::new(format!("{name}: {}", wrong.what), right);
+        match name.as_str() {
+            "dir" => directory = Some(value.path().map_err(wrong)?),
+            "verify-peer" => verify_peer = Some(value.flag().map_err(wrong)?),
+            _ => return Err(Wrong::new(format!("{name} is no key of tls"), right)),
+        }
+    }
+    let directory = directory.ok_or_else(|| Wrong::new("names no directory", right))?;
+    listen.tls = Some(tls::Settings {
+        directory,
+        verify_peer,
+    });
+    Ok(())
+}
+
+fn show_tls(tls: &tls::Settings) -> String {
+    let directory = quote_path(&tls.directory);
+    match tls.verify_peer {
+        None => directory,
+        Some(verify) => format!("{{ dir = {directory}, verify-peer = {verify} }}"),
+    }
 }
 
 /// What is not named stays as it is.

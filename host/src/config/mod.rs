@@ -24,6 +24,7 @@ use crate::daemon::{Exports, ImagePlaces, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
 pub use crate::origin::Format;
 use crate::sys;
+use crate::tls::certificates::Settings as Certificates;
 use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
@@ -111,6 +112,10 @@ pub struct Listen {
     /// The web page; never without a token.
     pub web: Option<SocketAddr>,
     pub web_token_file: Option<PathBuf>,
+    /// Certificates of the NBD server; `None` = it has no TLS.
+    pub tls: Option<Certificates>,
+    /// NBD without TLS may be reached by other hosts.
+    pub insecure: bool,
     pub sources: Sources,
 }
 
@@ -247,6 +252,7 @@ impl Config {
             host_name: self.host.name.clone(),
             group: self.socket_group(),
             nbd_tcp: self.listen.nbd,
+            nbd_tls: self.listen.tls.clone(),
             clustered: self.cluster.is_some(),
             adopt_orphans: true,
             strict: false,

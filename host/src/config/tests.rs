@@ -233,7 +233,8 @@ fn wrong_sections_are_answered_at_their_own_lines() {
         ),
         (
             "[listen]\ntls = {}\n",
-            "t.toml:2: tls: TLS is not in this version; leave it out; bind to a loopback address",
+            "t.toml:2: tls: names no directory; write a directory, as in \"/etc/tenuto/tls\", or \
+             { dir = \"/etc/tenuto/tls\", verify-peer = true }",
         ),
         (
             "[listen]\nnbd = \"all\"\n",

@@ -283,6 +283,7 @@ mod tests {
             host_name: String::new(),
             group: None,
             nbd_tcp: None,
+            nbd_tls: None,
             clustered: false,
             adopt_orphans: false,
             strict: true,

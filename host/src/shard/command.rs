@@ -137,6 +137,7 @@ impl<E: Decide> Shard<E> {
                 self.listen(listener, scope, Some(to));
                 let _ = answer.send(());
             }
+            Request::Welcome(arrival) => self.welcome(*arrival, None),
             Request::Unlisten(scope, answer) => {
                 self.unlisten(|other| *other == scope);
                 let _ = answer.send(());

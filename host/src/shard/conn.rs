@@ -12,11 +12,12 @@
 //!    |---socket closed, time limit------------------------->|
 //! ```
 
+use super::control::Arrival;
 use super::request::Task;
 use super::writer::Seen;
 use super::{Alarm, Decide, Shard, tag, timer};
 use crate::frontend::nbd::Exports as _;
-use crate::frontend::nbd::{self, Request, Session, Step};
+use crate::frontend::nbd::{self, Request, Session, Step, Tls};
 use crate::latency::Kind;
 use crate::peer::Peer;
 use crate::ring::{self, Completed, Part, Span};
@@ -172,7 +173,8 @@ impl Conn {
 
 impl<E: Decide> Shard<E> {
     /// Takes a new client in, or turns it away when there are too many.
-    pub(super) fn welcome(&mut self, socket: OwnedFd, only: Option<String>) {
+    pub(super) fn welcome(&mut self, arrival: Arrival, only: Option<String>) {
+        let Arrival { socket, peer, tls } = arrival;
         self.counters.connections_accepted += 1;
         if self.conns.len() >= super::CONNECTIONS_MAX || self.is_stopping() {
             self.counters.connections_refused += 1;
@@ -186,10 +188,11 @@ impl<E: Decide> Shard<E> {
         let config = nbd::Config {
             only,
             requests_max: REQUESTS_MAX,
+            tls,
         };
         let deadline = self.now.plus_millis(HANDSHAKE_MILLIS_MAX);
         let mut conn = Box::new(Conn {
-            peer: Peer::of(&socket),
+            peer,
             writes: false,
             socket,
             id,
@@ -222,8 +225,11 @@ impl<E: Decide> Shard<E> {
             deadline: Some(self.timers.set(deadline, Alarm::Handshake(slot))),
         });
         self.ring.hangup(tag::watch(slot), conn.socket.as_raw_fd());
-        conn.out.bytes(&nbd::GREETING);
-        self.queue_send(slot, &mut conn);
+        // A client behind TLS was greeted before it.
+        if tls == Tls::Absent {
+            conn.out.bytes(&nbd::GREETING);
+            self.queue_send(slot, &mut conn);
+        }
         conn.drive_queued = true;
         self.to_drive.push_back(slot);
         assert_eq!(self.conns.insert(conn), slot, "the number was announced");
@@ -339,6 +345,7 @@ impl<E: Decide> Shard<E> {
                 self.come_in(slot, conn, reply);
             }
             Some(Step::Request(request)) => self.begin(slot, conn, request),
+            Some(Step::StartTls { .. }) => panic!("a listener with TLS is not the shard's"),
             Some(Step::Await { name }) => {
                 let ticket = self.exports.await_export(&name);
                 conn.awaits = ticket.map(|ticket| (name, ticket));

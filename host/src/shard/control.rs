@@ -8,6 +8,7 @@ use super::copies::{Asked, Inlet, Mail, Order as CopyOrder, Stream};
 use super::guest::Order;
 use super::record::{self, Recorded, Taken};
 use crate::cluster::data::DataSink;
+use crate::frontend::nbd::Tls;
 use crate::frontend::vhost_user::DataError;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::latency::Recorder;
@@ -69,6 +70,24 @@ pub enum ListenerScope {
     Volume(String),
     /// Front ends of one volume, which the shard hands on.
     Rings(String),
+}
+
+/// A client of the NBD server, past its accept.
+pub struct Arrival {
+    /// Its connection, or that of the thread which makes its bytes plain.
+    pub socket: OwnedFd,
+    pub peer: Peer,
+    pub tls: Tls,
+}
+
+impl Arrival {
+    pub fn plain(socket: OwnedFd) -> Arrival {
+        Arrival {
+            peer: Peer::of(&socket),
+            socket,
+            tls: Tls::Absent,
+        }
+    }
 }
 
 /// Who takes the clients of a socket that the shard only listens at.
@@ -216,6 +235,7 @@ pub(super) enum Request<S> {
     Chart(VolumeId, Cursor, Answer<Result<Page, Refusal>>),
     Listen(OwnedFd, ListenerScope, Answer<()>),
     HandOn(OwnedFd, ListenerScope, Greeter, Answer<()>),
+    Welcome(Box<Arrival>),
     Unlisten(ListenerScope, Answer<()>),
     Export(String, ExportAs, Answer<()>),
     Clients(VolumeId, Answer<u64>),
@@ -377,6 +397,15 @@ impl<S> Handle<S> {
     pub fn hand_on(&self, socket: OwnedFd, name: &str, to: Greeter) -> Result<(), Stopped> {
         let scope = ListenerScope::Rings(name.to_owned());
         self.ask(|answer| Request::HandOn(socket, scope, to, answer))
+    }
+
+    /// Gives a client to the shard, which shows it all exports. One that it has no place for finds
+    /// its connection closed.
+    pub async fn welcome_async(&self, arrival: Arrival) -> Result<(), Stopped> {
+        let sent = self.sender.send(Request::Welcome(Box::new(arrival))).await;
+        sent.map_err(|_| Stopped)?;
+        self.waker.wake();
+        Ok(())
     }
 
     /// Returns when the loop has turned: the least that shows that it does.

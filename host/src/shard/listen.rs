@@ -4,7 +4,7 @@
 //! ended. Want of descriptors or memory makes it pause, never spin. Deliberately absent: where
 //! sockets lie and who may open them (`daemon`).
 
-use super::control::{Export, Greeter, ListenerScope};
+use super::control::{Arrival, Export, Greeter, ListenerScope};
 use super::{Alarm, Decide, Shard, tag};
 use crate::error::cause;
 use crate::frontend::nbd;
@@ -194,7 +194,7 @@ impl<E: Decide> Shard<E> {
                     ListenerScope::All | ListenerScope::Network | ListenerScope::Rings(_) => None,
                     ListenerScope::Volume(name) => Some(name.clone()),
                 };
-                self.welcome(ring::accepted(socket), only);
+                self.welcome(Arrival::plain(ring::accepted(socket)), only);
             }
             Err(libc::ECONNABORTED | libc::EINTR | libc::EPROTO) => {}
             Err(_) if closing => {}

@@ -21,7 +21,10 @@ fn every_command_of_the_documents_runs_as_it_stands() {
         skip(test, "a name space of its own needs root");
         return;
     }
-    if !have(test, &["unshare", "mount", "timeout", "pidof", "qemu-img"]) {
+    let needed = [
+        "unshare", "mount", "timeout", "pidof", "qemu-img", "openssl",
+    ];
+    if !have(test, &needed) {
         return;
     }
     let rig = Rig::new();

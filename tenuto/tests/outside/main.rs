@@ -44,6 +44,7 @@ mod machinery;
 mod man;
 mod monitoring;
 mod nbd_origin;
+mod nbd_tls;
 mod nfs;
 mod one_writer;
 mod openapi;

@@ -141,6 +141,17 @@ fn a_wrong_file_is_told_with_its_line_its_key_and_what_would_be_right() {
             "2 FILE:16: web: has no token; name a file with one by web-token-file",
         ),
         (
+            "[listen]\nnbd = \"127.0.0.1:10809\"\ntls = \"DIR/tls\"".into(),
+            "2 FILE:17: tls: DIR/tls/server-cert.pem: no such file or directory; put ca-cert.pem, \
+             server-cert.pem and server-key.pem into the directory, as qemu-nbd takes them",
+        ),
+        (
+            "[listen]\nnbd = \"10.0.0.1:10809\"".into(),
+            "2 FILE:16: nbd: other hosts reach 10.0.0.1:10809, and NBD without TLS checks no \
+             client; name certificates by tls, bind to a loopback address, or write insecure = \
+             true if you trust every host of this network",
+        ),
+        (
             "[cache".into(),
             "2 FILE:15: [cache: unclosed table, expected `]`; write key = value, texts in quotes, \
              each key once",

@@ -3,15 +3,17 @@
 //! Owns what has been agreed so far. Always true: an option is answered only when it is complete,
 //! at most `OPTION_BYTES_MAX` of it are kept, and an option that is unknown, malformed or too
 //! long gets an error reply and the negotiation goes on, unless the protocol leaves no way to
-//! say so. Deliberately absent: TLS, and time limits.
+//! say so. Where TLS is required nothing is told and nothing is agreed on before it, and no byte
+//! behind STARTTLS is looked into. Deliberately absent: the handshake of TLS, and time limits.
 
 use super::proto::{self, Reader, answer, info, option};
 use super::rights::Rights;
 use super::transmission::Transmission;
-use super::{Closing, Config, Export, Exports, Step};
+use super::{Closing, Config, Export, Exports, Step, Tls};
 
 #[derive(Debug)]
 pub struct Handshake {
+    tls: Tls,
     awaited: Awaited,
     /// The part of the awaited message that has arrived.
     held: Vec<u8>,
@@ -38,6 +40,8 @@ enum Awaited {
         option: u32,
         left: usize,
     },
+    /// Not for this session: STARTTLS was its last message.
+    Tls,
 }
 
 /// The exports as this socket shows them.
@@ -60,17 +64,26 @@ const HELD_EXPORT: Refused = (
     answer::ERR_POLICY,
     "this volume is held; `tenuto status -x` on its host says why and how to go on",
 );
+const TLS_FIRST: Refused = (
+    answer::ERR_TLS_REQD,
+    "this server needs TLS; give the client certificates",
+);
 const NEEDS_STRUCTURED: Refused = (
     answer::ERR_INVALID,
     "metadata contexts need structured replies to be agreed on first",
 );
 
 impl Handshake {
-    pub fn new() -> Handshake {
+    pub fn new(tls: Tls) -> Handshake {
+        let (awaited, no_zeroes) = match tls {
+            Tls::Absent | Tls::Required => (Awaited::ClientFlags, false),
+            Tls::Done { no_zeroes } => (Awaited::OptionHead, no_zeroes),
+        };
         Handshake {
-            awaited: Awaited::ClientFlags,
+            tls,
+            awaited,
             held: Vec::new(),
-            no_zeroes: false,
+            no_zeroes,
             structured: false,
             allocation_of: None,
             options_seen: 0,
@@ -94,6 +107,9 @@ impl Handshake {
         }
         let mut used = 0;
         while used < input.len() {
+            if matches!(self.awaited, Awaited::Tls) {
+                return (input.len(), Some(Step::close(Closing::PlainBehindTls)));
+            }
             let (taken, message) = self.gather(&input[used..]);
             used += taken;
             let Some(message) = message else { continue };
@@ -128,6 +144,7 @@ impl Handshake {
                 *left -= taken;
                 return (taken, (*left == 0).then(Vec::new));
             }
+            Awaited::Tls => return (0, None),
         };
         let taken = input.len().min(needed - self.held.len());
         self.held.extend_from_slice(&input[..taken]);
@@ -141,7 +158,8 @@ impl Handshake {
             Awaited::ClientFlags => self.client_flags(message),
             Awaited::OptionHead => self.option_head(view, message),
             Awaited::OptionBody { option, .. } => Some(self.option(view, option, message)),
-            Awaited::Skipped { option, .. } => Some(skipped(option)),
+            Awaited::Skipped { option, .. } => Some(self.skipped(option)),
+            Awaited::Tls => None,
         }
     }
 
@@ -151,7 +169,10 @@ impl Handshake {
             return Some(Step::close(Closing::ClientFlags));
         }
         // A client that does not claim the fixed newstyle may use it all the same: the protocol
-        // lets a server honour that.
+        // lets a server honour that. TLS it may not use.
+        if self.tls == Tls::Required && flags & proto::CLIENT_FIXED_NEWSTYLE == 0 {
+            return Some(Step::close(Closing::TlsRequired));
+        }
         self.no_zeroes = flags & proto::CLIENT_NO_ZEROES != 0;
         None
     }
@@ -187,7 +208,11 @@ impl Handshake {
             return Some(Step::close(Closing::TooBig));
         }
         if length > proto::OPTION_SKIP_BYTES_MAX {
-            let farewell = proto::option_reply(option, answer::ERR_TOO_BIG, OPTION_TOO_LONG);
+            let (answer, text) = match self.needs_tls(option) {
+                true => TLS_FIRST,
+                false => (answer::ERR_TOO_BIG, OPTION_TOO_LONG),
+            };
+            let farewell = proto::option_reply(option, answer, text);
             return Some(Step::Close {
                 reason: Closing::TooBig,
                 farewell,
@@ -202,6 +227,9 @@ impl Handshake {
 
     /// Answers a complete option, unless it is about an export that comes later.
     fn option(&mut self, view: &View, option: u32, body: &[u8]) -> Step {
+        if self.needs_tls(option) {
+            return tls_first(option);
+        }
         if let Some(name) = view.awaited(option, body) {
             self.deferred = Some((option, body.to_vec()));
             return Step::Await { name };
@@ -210,7 +238,10 @@ impl Handshake {
             option::EXPORT_NAME => return self.export_name(view, body),
             option::ABORT => return abort(),
             option::LIST => list(view, body),
-            option::STARTTLS => starttls(body),
+            option::STARTTLS => match self.start_tls(body) {
+                Ok(step) => return step,
+                Err(refused) => Err(refused),
+            },
             option::INFO => self.info(view, option, body).map(|(_, reply)| reply),
             option::GO => match self.info(view, option, body) {
                 Ok((export, reply)) => return Step::Attach { export, reply },
@@ -224,6 +255,38 @@ impl Handshake {
         let reply =
             result.unwrap_or_else(|(answer, text)| proto::option_reply(option, answer, text));
         Step::Send(reply)
+    }
+
+    /// Whether this option is refused because TLS comes first.
+    fn needs_tls(&self, option: u32) -> bool {
+        self.tls == Tls::Required && !matches!(option, option::STARTTLS | option::ABORT)
+    }
+
+    fn start_tls(&mut self, body: &[u8]) -> Result<Step, Refused> {
+        no_data(body)?;
+        match self.tls {
+            Tls::Absent => Err((answer::ERR_POLICY, "TLS is not configured here")),
+            Tls::Done { .. } => Err((answer::ERR_INVALID, "TLS is there already")),
+            Tls::Required => {
+                self.awaited = Awaited::Tls;
+                let no_zeroes = self.no_zeroes;
+                Ok(Step::StartTls {
+                    reply: proto::option_reply(option::STARTTLS, answer::ACK, ""),
+                    then: Tls::Done { no_zeroes },
+                })
+            }
+        }
+    }
+
+    /// What an option is answered whose body was read past.
+    fn skipped(&self, option: u32) -> Step {
+        let answer = match option {
+            option::ABORT => return abort(),
+            _ if self.needs_tls(option) => return tls_first(option),
+            option::LIST..=option::SET_META_CONTEXT => answer::ERR_TOO_BIG,
+            _ => answer::ERR_UNSUP,
+        };
+        Step::Send(proto::option_reply(option, answer, OPTION_TOO_LONG))
     }
 
     /// The old way to attach: no errors, the connection is all there is to say no with.
@@ -373,14 +436,13 @@ fn abort() -> Step {
     }
 }
 
-/// What an option is answered whose body was read past.
-fn skipped(option: u32) -> Step {
-    let answer = match option {
-        option::ABORT => return abort(),
-        option::LIST..=option::SET_META_CONTEXT => answer::ERR_TOO_BIG,
-        _ => answer::ERR_UNSUP,
-    };
-    Step::Send(proto::option_reply(option, answer, OPTION_TOO_LONG))
+/// What a client hears that has not begun TLS; the old way to attach has no error reply.
+fn tls_first(option: u32) -> Step {
+    if option == option::EXPORT_NAME {
+        return Step::close(Closing::TlsRequired);
+    }
+    let (answer, text) = TLS_FIRST;
+    Step::Send(proto::option_reply(option, answer, text))
 }
 
 fn no_data(body: &[u8]) -> Result<(), Refused> {
@@ -388,11 +450,6 @@ fn no_data(body: &[u8]) -> Result<(), Refused> {
         return Ok(());
     }
     Err((answer::ERR_INVALID, "this option takes no data"))
-}
-
-fn starttls(body: &[u8]) -> Result<Vec<u8>, Refused> {
-    no_data(body)?;
-    Err((answer::ERR_POLICY, "TLS is not configured on this server"))
 }
 
 fn list(view: &View, body: &[u8]) -> Result<Vec<u8>, Refused> {

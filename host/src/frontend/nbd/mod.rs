@@ -4,13 +4,16 @@
 //! requests are still unanswered. Always true: every byte that comes in moves the session forward
 //! or is left to the caller, no length from the wire is believed before it is compared with a
 //! named bound, and each request is answered exactly once. Deliberately absent: sockets, time
-//! limits, payload bytes (the caller moves them between its socket and its own buffers) and TLS.
+//! limits, payload bytes (the caller moves them between its socket and its own buffers), and the
+//! bytes of TLS: a session is driven up to the handshake, and another one goes on behind it.
 //!
 //! ```text
 //!  ClientFlags -> Haggling -> Transmission -> Closed
 //!                    |  ^          |
 //!                    v  |          +-> request: the caller answers by its ticket
 //!                 one option       +-> write: the caller takes the payload, then goes on
+//!                    |
+//!                    +-> STARTTLS: this session is over, the next one begins in Haggling
 //! ```
 //!
 //! How a caller drives it:
@@ -51,6 +54,20 @@ pub struct Config {
     pub only: Option<String>,
     /// Requests of one connection that may be unanswered at a time; the session takes no more.
     pub requests_max: u16,
+    pub tls: Tls,
+}
+
+/// What TLS is to a connection, from its first byte to its last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tls {
+    /// This server has none here.
+    #[default]
+    Absent,
+    /// Nothing but STARTTLS is answered before it.
+    Required,
+    /// The bytes come through it. The client has said its flags before, and nothing else of what
+    /// it said there counts.
+    Done { no_zeroes: bool },
 }
 
 /// What a client may attach to.
@@ -105,6 +122,12 @@ pub enum Step {
         reply: Vec<u8>,
     },
     Request(Request),
+    /// Send `reply`, then let TLS begin, and give what comes out of it to a session with `then`.
+    /// If there is input left, feed it first: it is refused, and the reply must not be sent.
+    StartTls {
+        reply: Vec<u8>,
+        then: Tls,
+    },
     /// The export comes later: feed the session again then, also with nothing.
     Await {
         name: String,
@@ -193,6 +216,10 @@ pub enum Closing {
     OptionCount,
     #[error("client announced more bytes than are taken in one message")]
     TooBig,
+    #[error("client wants an export without TLS")]
+    TlsRequired,
+    #[error("client has sent bytes in plain text behind STARTTLS")]
+    PlainBehindTls,
 }
 
 impl Closing {
@@ -224,8 +251,8 @@ impl Session {
             "a session that takes no request never ends"
         );
         Session {
+            phase: Phase::Handshake(Handshake::new(config.tls)),
             config,
-            phase: Phase::Handshake(Handshake::new()),
             closed: false,
         }
     }

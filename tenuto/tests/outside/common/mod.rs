@@ -10,6 +10,7 @@ pub mod agents;
 pub mod anatomy;
 pub mod boot;
 pub mod browser;
+pub mod certificates;
 pub mod denied;
 pub mod disk;
 pub mod export;

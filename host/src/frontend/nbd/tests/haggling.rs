@@ -79,6 +79,7 @@ fn the_socket_of_one_volume_shows_only_it_and_takes_the_empty_name_for_it() {
     let config = Config {
         only: Some("gold".into()),
         requests_max: 1,
+        tls: Tls::Absent,
     };
     let ask = |bytes: Vec<u8>| {
         let mut caller = Caller::with(config.clone());

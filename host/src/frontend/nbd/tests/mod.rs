@@ -3,6 +3,7 @@
 mod haggling;
 mod hostile;
 mod requests;
+mod tls;
 
 use super::proto::{self, Reader};
 use super::*;
@@ -55,6 +56,8 @@ pub struct Caller {
     pub requests: Vec<Command>,
     pub attached: Option<Export>,
     pub closed: Option<Closing>,
+    /// With what the session behind TLS begins.
+    pub then: Option<Tls>,
     writing: Option<(Request, u64)>,
 }
 
@@ -63,6 +66,7 @@ impl Caller {
         Caller::with(Config {
             only: None,
             requests_max: REQUESTS_MAX,
+            tls: Tls::Absent,
         })
     }
 
@@ -77,6 +81,7 @@ impl Caller {
             requests: Vec::new(),
             attached: None,
             closed: None,
+            then: None,
             writing: None,
         }
     }
@@ -127,6 +132,10 @@ impl Caller {
         assert!(self.closed.is_none(), "nothing comes after a close");
         match step {
             Step::Send(bytes) => self.sent.extend(bytes),
+            Step::StartTls { reply, then } => {
+                self.sent.extend(reply);
+                assert!(self.then.replace(then).is_none(), "TLS begins once");
+            }
             Step::Attach { export, reply } => {
                 assert!(self.attached.replace(export).is_none());
                 self.sent.extend(reply);
