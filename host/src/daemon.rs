@@ -28,6 +28,7 @@ mod volumes;
 mod watch;
 
 use crate::fault::FileId;
+use crate::limit::GuestLimit;
 use crate::origin::{Format, Place};
 use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
 use crate::stage::Stage;
@@ -124,6 +125,8 @@ pub struct VolumeSettings {
     pub flow: FlowLimits,
     /// What it has of the log, and of a storage that other volumes destage to.
     pub share: Share,
+    /// Of its guest.
+    pub limit: GuestLimit,
     /// Volumes of one name stand at one point in time; empty = this one alone.
     pub group: String,
     pub origin_queue_depth: u32,

@@ -19,6 +19,7 @@ pub mod frontend;
 pub mod inspect;
 pub mod latency;
 pub mod lent;
+pub mod limit;
 pub mod lock;
 pub mod marks;
 pub mod nbd;

@@ -132,6 +132,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
             "min_bytes": volume.share.min_bytes,
             "weight": volume.share.weight,
         },
+        "limit": limit(view, &volume.name),
         "state": view.state(volume),
         "flags": flags(view, volume),
         "promise": promise(volume, view.replication(volume)),
@@ -301,6 +302,16 @@ fn effective_reason(view: &View, volume: &VolumeSnapshot) -> Option<String> {
         "is destaged in place, because no journal can lie beside its origin; name a place with \
          `journal`"
             .into()
+    })
+}
+
+/// What the guest may ask for in a second; nothing is limited by zero.
+fn limit(view: &View, name: &str) -> Value {
+    let limit = view.configured(name).map(|it| it.limit).unwrap_or_default();
+    json!({
+        "iops": limit.iops,
+        "bandwidth_bytes": limit.bandwidth_bytes,
+        "burst_ms": limit.burst_ms,
     })
 }
 

@@ -8,8 +8,9 @@
 use super::check::SOCKET_PATH_MAX;
 use super::values::Value;
 use super::{Cache, Host, Images, Listen, LogFormat, Volume, Wrong};
-use crate::config::units;
+use crate::config::{limit, units};
 use crate::daemon::Exports;
+use crate::limit::GuestLimit;
 use crate::origin::Format;
 use crate::origin::nbd::uri::{self, Uri};
 use crate::tls::certificates as tls;
@@ -539,6 +540,13 @@ pub const VOLUME: &[Key<Volume>] = &[
         show: |volume| volume.read_only.to_string(),
     },
     Key {
+        name: "limit",
+        default: "{ iops = \"0\", bandwidth = \"0\", burst = \"0\" }",
+        meaning: "of the guest, per second; burst = time whose unused part may come at once",
+        set: limit::set,
+        show: |volume| limit::show(volume.limit),
+    },
+    Key {
         name: "shared",
         default: "false",
         meaning: "several clients may write at once; else one, and the others read",
@@ -591,6 +599,7 @@ pub const TUNABLES: &[&str] = &[
     "reset-on",
     "origin-timeout",
     "share",
+    "limit",
     "shared",
     "export",
 ];
@@ -890,6 +899,7 @@ pub fn default_volume() -> Volume {
         dirty_limit_bytes: 4 * GIB,
         flow: FlowLimits::default(),
         share: Share::default(),
+        limit: GuestLimit::default(),
         group: String::new(),
         overlay_ram_bytes: 256 * MIB,
         overlay_timeout_ms: 30_000,

@@ -8,6 +8,7 @@ pub mod check;
 pub mod cluster;
 pub mod explain;
 pub mod keys;
+mod limit;
 pub mod parse;
 pub mod share;
 pub mod state;
@@ -22,6 +23,7 @@ pub use values::Value;
 
 use crate::daemon::{Exports, ImagePlaces, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
+use crate::limit::GuestLimit;
 pub use crate::origin::Format;
 use crate::sys;
 use crate::tls::certificates::Settings as Certificates;
@@ -146,6 +148,7 @@ pub struct Volume {
     pub dirty_limit_bytes: u64,
     pub flow: FlowLimits,
     pub share: Share,
+    pub limit: GuestLimit,
     /// Empty = it stands alone.
     pub group: String,
     pub overlay_ram_bytes: u64,
@@ -184,6 +187,7 @@ impl Volume {
             dirty_limit_bytes: self.dirty_limit_bytes,
             flow: self.flow,
             share: self.share,
+            limit: self.limit,
             group: self.group.clone(),
             origin_queue_depth: self.origin_queue_depth,
             admission: self.admission,

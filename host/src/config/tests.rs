@@ -152,6 +152,24 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
              10000",
         ),
         (
+            "limit = { burst = \"2d\" }",
+            "limit: burst: \"2d\" is not a time; write ms, s, m or h, as in \"1s\"",
+        ),
+        (
+            "limit = { burst = \"2h\" }",
+            "limit: burst: \"2h\" is out of range; write at most \"1h\"",
+        ),
+        (
+            "limit = { bandwidth = \"1MB/s\" }",
+            "limit: bandwidth: \"1MB\" is not a size; write bytes or KiB, MiB, GiB, TiB, as in \
+             \"100MiB\"",
+        ),
+        (
+            "limit = { bps = 1 }",
+            "limit: bps is no key of limit; write { iops = \"1000\", bandwidth = \"100MiB\", \
+             burst = \"1s\" }; 0 limits nothing",
+        ),
+        (
             "read-only = \"yes\"",
             "read-only: \"yes\" is neither true nor false; write true or false",
         ),

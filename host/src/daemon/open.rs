@@ -190,6 +190,7 @@ fn orphan(volume: VolumeSnapshot) -> VolumeSettings {
         dirty_limit_bytes: volume.dirty_bytes,
         flow: FlowLimits::default(),
         share: Default::default(),
+        limit: Default::default(),
         group: String::new(),
         origin_queue_depth: 32,
         admission: Admission::Reuse,

@@ -442,6 +442,7 @@ impl Daemon {
             files,
             settled,
             exports: by_nbd.then(|| (name.clone(), export)).into_iter().collect(),
+            limit: settings.limit,
             counts: settings.counts.clone(),
         };
         Ok((attach, image))
@@ -571,9 +572,9 @@ impl Daemon {
     }
 
     /// Changes what can be changed while a volume runs: `write_cache`, `shared`, `replicas`,
-    /// `destage`, `destage_after`, `dirty_limit_bytes`, `flow`, `origin_queue_depth`, `admission`,
-    /// `overlay_timeout`, `overlay_ram_bytes`, `reset_on`, `origin_timeout`, and where it is
-    /// exported.
+    /// `destage`, `destage_after`, `dirty_limit_bytes`, `flow`, `limit`, `origin_queue_depth`,
+    /// `admission`, `overlay_timeout`, `overlay_ram_bytes`, `reset_on`, `origin_timeout`, and
+    /// where it is exported.
     pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
         let name = &claim.name;
@@ -587,6 +588,7 @@ impl Daemon {
         let tuning = tuning(&settings, self.group_members(&settings));
         let volume = entry.id;
         self.command(name, Command::Tune { volume, tuning })?;
+        self.handle.limit(volume, settings.limit)?;
         if let Some(units) = self
             .units()
             .filter(|_| entry.settings.replicas != settings.replicas)

@@ -8,6 +8,7 @@ use super::control::{
     Answer, Attach, AttachError, Exchange, ExportAs, HostCounters, HostSnapshot, Request,
     VolumeClients,
 };
+use super::meter::Gate;
 use super::{Alarm, Decide, Shard, Volume};
 use crate::buffer::POOL_BYTES_DEFAULT;
 use crate::origin::file::{OpenVolume, Origin};
@@ -146,6 +147,10 @@ impl<E: Decide> Shard<E> {
                 self.show_export(&name, shown);
                 let _ = answer.send(());
             }
+            Request::Limit(volume, limit, answer) => {
+                self.set_limit(volume, limit);
+                let _ = answer.send(());
+            }
             Request::Clients(volume, answer) => {
                 let _ = answer.send(self.clients(volume));
             }
@@ -206,6 +211,7 @@ impl<E: Decide> Shard<E> {
             settled,
             map,
             exports,
+            limit,
             counts,
         } = attach;
         let volume = Volume {
@@ -215,6 +221,7 @@ impl<E: Decide> Shard<E> {
             arriving: Vec::new(),
             beside: beside(&files),
             latency: None,
+            gate: Gate::of(limit),
         };
         self.add_remote(id, &mut files);
         self.files.insert_volume(id, files);

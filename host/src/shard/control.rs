@@ -12,6 +12,7 @@ use crate::frontend::nbd::Tls;
 use crate::frontend::vhost_user::DataError;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::latency::Recorder;
+use crate::limit::GuestLimit;
 use crate::origin::file::{OpenVolume, Sides};
 use crate::origin::mapped::Mapped;
 use crate::peer::Peer;
@@ -121,6 +122,7 @@ pub struct Attach<S = Settled> {
     /// Where the bytes of its image lie, if that is not raw.
     pub map: Option<Box<dyn Map>>,
     pub exports: Vec<(String, Export)>,
+    pub limit: GuestLimit,
     /// Peers that are needed for a flush from the first moment on, though nothing is sent to them
     /// before they are started.
     pub counts: Vec<PeerId>,
@@ -238,6 +240,7 @@ pub(super) enum Request<S> {
     Welcome(Box<Arrival>),
     Unlisten(ListenerScope, Answer<()>),
     Export(String, ExportAs, Answer<()>),
+    Limit(VolumeId, GuestLimit, Answer<()>),
     Clients(VolumeId, Answer<u64>),
     Disconnect(VolumeId, Answer<()>),
     GuestOpen(Box<GuestOpen>, Answer<Result<u32, DataError>>),
@@ -453,6 +456,11 @@ impl<S> Handle<S> {
 
     pub fn export_remove(&self, name: &str) -> Result<(), Stopped> {
         self.ask(|answer| Request::Export(name.to_owned(), ExportAs::Nothing, answer))
+    }
+
+    /// Limits the guest of a volume from now on.
+    pub fn limit(&self, volume: VolumeId, limit: GuestLimit) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Limit(volume, limit, answer))
     }
 
     /// Connections that have opened an export of this volume.

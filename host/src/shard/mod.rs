@@ -18,6 +18,7 @@ mod device;
 pub mod guest;
 mod listen;
 mod measure;
+mod meter;
 pub mod record;
 mod remote;
 mod reopen;
@@ -50,6 +51,7 @@ use engine::snapshot::{CopyRoom, CopySnapshot, Snapshot};
 use engine::types::{ConnectionId, IoId, Policy, RequestId, Span as Sectors, Tag, Time, VolumeId};
 use guest::Guest;
 use listen::{ExportTable, Listener};
+use meter::Gate;
 use record::Recordings;
 use remote::Remotes;
 use reopen::Reopens;
@@ -311,6 +313,8 @@ enum Alarm {
     Starving,
     /// Jobs wait for a worker.
     Workers,
+    /// A guest may ask for more.
+    Limit(VolumeId),
     /// An orderly stop takes no longer.
     StopAnyway,
 }
@@ -327,6 +331,8 @@ struct Volume {
     beside: Vec<PathBuf>,
     /// How long its guests wait; none before the first came.
     latency: Option<Arc<Recorder>>,
+    /// What its guest may ask for.
+    gate: Gate,
 }
 
 /// Everything a shard starts from.
@@ -587,6 +593,7 @@ impl<E: Decide> Shard<E> {
             Alarm::Untold(guest, queue) => self.tell_no_longer(guest, queue),
             Alarm::Starving => self.relieve(),
             Alarm::Workers => self.relieve_workers(),
+            Alarm::Limit(volume) => self.end_limit(volume),
             Alarm::StopAnyway => self.stop_anyway(),
         }
     }

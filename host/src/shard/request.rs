@@ -115,6 +115,9 @@ impl<E: Decide> Shard<E> {
         let volume = conn
             .volume
             .expect("requests follow the choice of an export");
+        if measured(&command).is_some() && !self.may_take(volume, slot) {
+            return self.hold_back(conn, request);
+        }
         let (offset, length) = range(&command);
         let cut = Cut::new(offset, length);
         let edge = |at: usize| cut.edges[at].as_ref().map_or(0, |_| SECTOR_BYTES);
@@ -130,6 +133,8 @@ impl<E: Decide> Shard<E> {
         };
         if let Some((op, span)) = recorded(&command, &cut) {
             self.record(volume, op, span);
+            let carries = matches!(op, Op::Read | Op::Write);
+            self.charge(volume, if carries { length } else { 0 });
         }
         let unaligned = !cut.is_aligned() && !matches!(command, Command::Flush);
         self.counters.unaligned += u64::from(unaligned);

@@ -383,6 +383,7 @@ pub(super) fn house_with(name: &str, san: Option<Params>, counts: Vec<PeerId>) -
         settled: (),
         map: None,
         exports: vec![(name.to_owned(), export)],
+        limit: Default::default(),
         counts,
     };
     handle.attach(attach).expect("joins");

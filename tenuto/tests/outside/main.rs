@@ -30,6 +30,7 @@ mod flow;
 mod formats;
 mod front_end;
 mod guest;
+mod guest_limits;
 mod hostile;
 mod hostile_rings;
 mod images;

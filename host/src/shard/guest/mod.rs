@@ -42,7 +42,7 @@ use vring::memory::Segment;
 use vring::rings::{Rings, Shared};
 
 /// Lower half of the ids of guests: connections of NBD have none of these.
-const MARK: u32 = 0x8000;
+pub(super) const MARK: u32 = 0x8000;
 /// Guests at a time.
 pub(super) const GUESTS_MAX: usize = 0x7000;
 /// Requests of one guest under way; further ones wait in its rings.
@@ -288,7 +288,7 @@ impl<E: Decide> Shard<E> {
     }
 
     /// Runs `step` on a guest that is there.
-    fn with_guest(&mut self, slot: u32, step: impl FnOnce(&mut Self, &mut Guest)) {
+    pub(super) fn with_guest(&mut self, slot: u32, step: impl FnOnce(&mut Self, &mut Guest)) {
         let Some(mut guest) = self.guests.lend(slot) else {
             return;
         };

@@ -16,7 +16,7 @@ use crate::latency::Kind;
 use crate::ring::{self, Completed};
 use crate::shard::{Decide, Shard, tag};
 use engine::event::{Event, Refusal};
-use engine::types::{BufferId, ConnectionId, RequestId, Span, Tag, Time, VolumeId};
+use engine::types::{BufferId, ConnectionId, RequestId, SECTOR_BYTES, Span, Tag, Time, VolumeId};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use vring::block::{Command, Parsed, Reply, SectorRange, Status};
@@ -84,6 +84,14 @@ impl Want {
         }
     }
 
+    /// What it carries.
+    fn bytes(&self) -> u64 {
+        match self {
+            Want::Read(span) | Want::Write(span, _) => span.sectors * SECTOR_BYTES,
+            Want::Flush | Want::Ranges { .. } => 0,
+        }
+    }
+
     /// What it changes, at least.
     fn changes(&self) -> Option<Span> {
         match self {
@@ -102,7 +110,7 @@ impl Want {
 }
 
 impl<E: Decide> Shard<E> {
-    pub(super) fn serve_soon(&mut self, slot: u32, guest: &mut Guest) {
+    pub(in crate::shard) fn serve_soon(&mut self, slot: u32, guest: &mut Guest) {
         if !guest.in_round {
             guest.in_round = true;
             self.to_serve.push_back(slot);
@@ -124,11 +132,15 @@ impl<E: Decide> Shard<E> {
         if guest.ended.is_some() || self.is_stopping() {
             return;
         }
+        let most = self.allowance(guest.volume, slot | MARK, usize::from(u16::MAX));
+        if most == 0 {
+            return;
+        }
         let mut batch = std::mem::take(&mut guest.batch);
         batch.clear();
         // A round is of those that an earlier daemon has begun, or of new ones.
         let again = guest.rings.as_ref().is_some_and(|rings| rings.again() > 0);
-        let more = guest.take(&mut batch);
+        let more = guest.take(&mut batch, most);
         let region = guest.region.as_ref().map_or(0, |region| region.number());
         let mut scratch = std::mem::take(&mut guest.scratch);
         let memory = guest.memory.clone();
@@ -193,6 +205,7 @@ impl<E: Decide> Shard<E> {
         reply: Reply,
     ) {
         self.record_want(guest.volume, &want);
+        self.charge(guest.volume, want.bytes());
         let loans = &mut self.memory.loans;
         let buffer = match data.is_empty() {
             true => None,
@@ -646,8 +659,8 @@ fn range_event(
 }
 
 impl Guest {
-    /// Takes what there is, within bounds. True if there may be more.
-    fn take(&mut self, batch: &mut vring::chain::Batch) -> bool {
+    /// Takes what there is, within bounds, and `most` of it. True if there may be more.
+    fn take(&mut self, batch: &mut vring::chain::Batch, mut most: usize) -> bool {
         let (Some(region), Some(rings)) = (&self.region, self.rings.as_mut()) else {
             return false;
         };
@@ -657,7 +670,7 @@ impl Guest {
         };
         let mut room = TASKS_MAX - (self.tasks.len() - self.free.len());
         if rings.again() > 0 {
-            let given = rings.take_again(&shared, TAKE_MAX.min(room), batch);
+            let given = rings.take_again(&shared, TAKE_MAX.min(room).min(most), batch);
             self.full = room == 0;
             return given > 0;
         }
@@ -666,15 +679,20 @@ impl Guest {
             if side.start.is_none() || side.stopping.is_some() {
                 continue;
             }
-            let most = TAKE_MAX.min(room);
-            if most == 0 {
+            if room == 0 {
                 self.full = true;
                 break;
             }
-            let taken: Result<usize, Broken> = rings.take(Queue(at as u16), &shared, most, batch);
+            if most == 0 {
+                more = true;
+                break;
+            }
+            let wanted = TAKE_MAX.min(room).min(most);
+            let taken: Result<usize, Broken> = rings.take(Queue(at as u16), &shared, wanted, batch);
             side.restless |= matches!(taken, Ok(1..));
-            more |= taken == Ok(most);
+            more |= taken == Ok(wanted);
             room -= taken.unwrap_or(0);
+            most -= taken.unwrap_or(0);
         }
         more
     }

@@ -1,0 +1,87 @@
+//! Guests that have taken as much as their volume's limit allows, and wait.
+//!
+//! Always true: who waits is told when the next request may be taken, or the limit is another one;
+//! nothing of theirs is under way for it. Deliberately absent: how much that is ([`crate::limit`]).
+
+use super::{Alarm, Decide, Shard, guest, timer};
+use crate::limit::{GuestLimit, Meter};
+use engine::types::VolumeId;
+
+/// The limit of a volume, and who waits for it.
+#[derive(Default)]
+pub(super) struct Gate {
+    meter: Meter,
+    /// Tells those who wait.
+    alarm: Option<timer::Key>,
+    /// Slots of connections and of guests, each once.
+    waiting: Vec<u32>,
+}
+
+impl Gate {
+    pub fn of(limit: GuestLimit) -> Gate {
+        Gate {
+            meter: Meter::of(limit),
+            ..Gate::default()
+        }
+    }
+}
+
+impl<E: Decide> Shard<E> {
+    /// Whether a connection may take one request of its client. If not, it is driven later.
+    pub(super) fn may_take(&mut self, volume: VolumeId, slot: u32) -> bool {
+        self.allowance(volume, slot, 1) > 0
+    }
+
+    /// How many requests may be taken, at most `most`. None: who asks is served later.
+    pub(super) fn allowance(&mut self, id: VolumeId, waiter: u32, most: usize) -> usize {
+        let now = self.now;
+        let Some(volume) = self.volumes.get_mut(&id) else {
+            return most;
+        };
+        let gate = &mut volume.gate;
+        let allowed = gate.meter.allows(now, most);
+        if allowed == 0 {
+            if !gate.waiting.contains(&waiter) {
+                gate.waiting.push(waiter);
+            }
+            if gate.alarm.is_none() {
+                let alarm = self.timers.set(gate.meter.next(), Alarm::Limit(id));
+                gate.alarm = Some(alarm);
+            }
+        }
+        allowed
+    }
+
+    /// A request was taken.
+    pub(super) fn charge(&mut self, id: VolumeId, bytes: u64) {
+        let now = self.now;
+        if let Some(volume) = self.volumes.get_mut(&id) {
+            volume.gate.meter.charge(now, bytes);
+        }
+    }
+
+    pub(super) fn set_limit(&mut self, id: VolumeId, limit: GuestLimit) {
+        if let Some(volume) = self.volumes.get_mut(&id) {
+            volume.gate.meter.set(limit);
+            self.end_limit(id);
+        }
+    }
+
+    /// Those who wait look again. Some may have left, and others may have their places.
+    pub(super) fn end_limit(&mut self, id: VolumeId) {
+        let Some(volume) = self.volumes.get_mut(&id) else {
+            return;
+        };
+        if let Some(alarm) = volume.gate.alarm.take() {
+            self.timers.cancel(alarm);
+        }
+        for waiter in std::mem::take(&mut volume.gate.waiting) {
+            match waiter & guest::MARK {
+                0 => self.to_drive.push_back(waiter),
+                _ => self.with_guest(waiter & !guest::MARK, |shard, guest| {
+                    shard.serve_soon(waiter & !guest::MARK, guest);
+                }),
+            }
+        }
+    }
+}
