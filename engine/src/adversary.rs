@@ -320,8 +320,6 @@ rules::list! {
         DestageWaitedForPeer,
         /// Too much is queued for a peer: it gets epochs again.
         PeerFellBehind,
-        /// A guest's write waits for a peer that would never catch up.
-        WaitedForPeerBehind,
         /// Epochs that a peer had ended have become one.
         Joined,
         /// A peer that counts has no room for what it lacks.

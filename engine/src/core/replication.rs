@@ -356,11 +356,7 @@ impl Core {
     /// A peer of a volume would never have all that its guests write, unless these wait.
     pub(super) fn waits_for_peers_behind(&mut self, now: Time, id: VolumeId) -> bool {
         let bytes_max = self.queue_bytes_max();
-        let holds = self.volume(id).waits_for_peers_behind(now, bytes_max);
-        if holds {
-            mark(Mark::WaitedForPeerBehind);
-        }
-        holds
+        self.volume(id).waits_for_peers_behind(now, bytes_max)
     }
 
     /// A piece of a write was staged; `begun`: not its first one.

@@ -93,6 +93,7 @@ stage = "16MiB"
 overlay-ram = "16MiB"
 [listen]
 nbd = "0.0.0.0:10809"
+insecure = true
 [[volume]]
 name = "disk"
 origin = "/mnt/disk.img"
