@@ -4,10 +4,10 @@
 //! taken ◀── the next one may come ──── now          due: when it may, at the latest
 //!               └── burst ──┘
 //! ```
-//! A request is charged when it is taken, with what it costs; whoever has taken more than is due
-//! takes nothing before that has passed. Nothing is held that was taken, so a guest that leaves, a
-//! ring that stops and a daemon that ends wait for no limit. What is not taken stays in the ring,
-//! or in the socket, of the guest.
+//! A leaky bucket, as a meter: a request is charged when it is taken, with what it costs, and a
+//! guest that has taken more than is due takes nothing before that has passed. Nothing is held that
+//! was taken, so a guest that leaves, a ring that stops and a daemon that ends wait for no limit.
+//! What is not taken stays in the ring, or in the socket, of the guest.
 //!
 //! Always true: over any time at most as much is taken as the limit gives for it, and for the burst
 //! and [`SLACK_NS`] more, and one round of requests; a timer that is late loses nothing within

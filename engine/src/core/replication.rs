@@ -355,6 +355,9 @@ impl Core {
 
     /// A peer of a volume would never have all that its guests write, unless these wait.
     pub(super) fn waits_for_peers_behind(&mut self, now: Time, id: VolumeId) -> bool {
+        if !self.volume(id).has_peers() {
+            return false;
+        }
         let bytes_max = self.queue_bytes_max();
         self.volume(id).waits_for_peers_behind(now, bytes_max)
     }

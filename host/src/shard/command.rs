@@ -8,7 +8,7 @@ use super::control::{
     Answer, Attach, AttachError, Exchange, ExportAs, HostCounters, HostSnapshot, Request,
     VolumeClients,
 };
-use super::meter::Gate;
+use super::throttle::Throttle;
 use super::{Alarm, Decide, Shard, Volume};
 use crate::buffer::POOL_BYTES_DEFAULT;
 use crate::origin::file::{OpenVolume, Origin};
@@ -221,7 +221,7 @@ impl<E: Decide> Shard<E> {
             arriving: Vec::new(),
             beside: beside(&files),
             latency: None,
-            gate: Gate::of(limit),
+            throttle: Throttle::of(limit),
         };
         self.add_remote(id, &mut files);
         self.files.insert_volume(id, files);

@@ -18,12 +18,12 @@ mod device;
 pub mod guest;
 mod listen;
 mod measure;
-mod meter;
 pub mod record;
 mod remote;
 mod reopen;
 mod request;
 mod slots;
+mod throttle;
 mod timer;
 mod worker;
 mod writer;
@@ -51,7 +51,6 @@ use engine::snapshot::{CopyRoom, CopySnapshot, Snapshot};
 use engine::types::{ConnectionId, IoId, Policy, RequestId, Span as Sectors, Tag, Time, VolumeId};
 use guest::Guest;
 use listen::{ExportTable, Listener};
-use meter::Gate;
 use record::Recordings;
 use remote::Remotes;
 use reopen::Reopens;
@@ -63,6 +62,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use throttle::Throttle;
 use timer::{Spin, Timers};
 use worker::{Pool, Word};
 
@@ -332,7 +332,7 @@ struct Volume {
     /// How long its guests wait; none before the first came.
     latency: Option<Arc<Recorder>>,
     /// What its guest may ask for.
-    gate: Gate,
+    throttle: Throttle,
 }
 
 /// Everything a shard starts from.

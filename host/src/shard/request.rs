@@ -134,7 +134,10 @@ impl<E: Decide> Shard<E> {
         if let Some((op, span)) = recorded(&command, &cut) {
             self.record(volume, op, span);
             let carries = matches!(op, Op::Read | Op::Write);
-            self.charge(volume, if carries { length } else { 0 });
+            if let Some(volume) = self.volumes.get_mut(&volume) {
+                let bytes = if carries { length } else { 0 };
+                volume.throttle.charge(self.now, bytes);
+            }
         }
         let unaligned = !cut.is_aligned() && !matches!(command, Command::Flush);
         self.counters.unaligned += u64::from(unaligned);

@@ -210,3 +210,33 @@ fn what_is_fetched_to_be_served_here_takes_room_as_a_guest() {
     }
     panic!("copies have room without end");
 }
+
+#[test]
+fn a_frozen_replica_lets_go_of_what_the_origin_has() {
+    let mut pair = Pair::new();
+    let (disk, volume) = (pair.disk, pair.replica);
+    pair.owner.write_bytes(disk, 3, 0xa1);
+    pair.carry_all();
+    pair.stop(false);
+    pair.owner.write_bytes(disk, 4, 0xa2);
+    pair.open();
+    pair.carry_all();
+    let frozen = pair.member.order(Command::Freeze { volume, term: 4 });
+    pair.member.pass(100);
+    assert_eq!(pair.member.answer(frozen), Some(Ok(())));
+    for (upto, told, left) in [
+        (3, Err(Refusal::OutOfRange), 2),
+        (1, Ok(()), 1),
+        (1, Ok(()), 1),
+        (2, Ok(()), 0),
+    ] {
+        let upto = Serial(upto);
+        let order = pair.member.order(Command::TellDestaged { volume, upto });
+        assert_eq!(pair.member.answer(order), Some(told));
+        assert_eq!(pair.member.core.volume(volume).epochs.len(), left);
+        assert_eq!(pair.have(), Serial(2));
+    }
+    let (volume, upto) = (disk, Serial(1));
+    let order = pair.owner.order(Command::TellDestaged { volume, upto });
+    assert_eq!(pair.owner.answer(order), Some(Err(Refusal::Gone)));
+}

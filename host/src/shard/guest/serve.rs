@@ -205,7 +205,6 @@ impl<E: Decide> Shard<E> {
         reply: Reply,
     ) {
         self.record_want(guest.volume, &want);
-        self.charge(guest.volume, want.bytes());
         let loans = &mut self.memory.loans;
         let buffer = match data.is_empty() {
             true => None,
@@ -234,12 +233,13 @@ impl<E: Decide> Shard<E> {
             locked: false,
             since,
         };
-        let changes = task.want.changes();
+        let (changes, bytes) = (task.want.changes(), task.want.bytes());
         let at = guest.insert(task);
         // It may have been removed under a front end that came just before.
         let Some(volume) = self.volumes.get_mut(&guest.volume) else {
             return self.end_task_with(slot, guest, at, Status::IoError);
         };
+        volume.throttle.charge(self.now, bytes);
         if let Some(span) = changes {
             guest.task(at).locked = true;
             if !volume.ranges.acquire((slot | MARK, at), span, false) {

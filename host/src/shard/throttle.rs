@@ -5,11 +5,11 @@
 
 use super::{Alarm, Decide, Shard, guest, timer};
 use crate::limit::{GuestLimit, Meter};
-use engine::types::VolumeId;
+use engine::types::{Time, VolumeId};
 
 /// The limit of a volume, and who waits for it.
 #[derive(Default)]
-pub(super) struct Gate {
+pub(super) struct Throttle {
     meter: Meter,
     /// Tells those who wait.
     alarm: Option<timer::Key>,
@@ -17,11 +17,16 @@ pub(super) struct Gate {
     waiting: Vec<u32>,
 }
 
-impl Gate {
-    pub fn of(limit: GuestLimit) -> Gate {
-        Gate {
+impl Throttle {
+    /// A request was taken.
+    pub fn charge(&mut self, now: Time, bytes: u64) {
+        self.meter.charge(now, bytes);
+    }
+
+    pub fn of(limit: GuestLimit) -> Throttle {
+        Throttle {
             meter: Meter::of(limit),
-            ..Gate::default()
+            ..Throttle::default()
         }
     }
 }
@@ -38,31 +43,23 @@ impl<E: Decide> Shard<E> {
         let Some(volume) = self.volumes.get_mut(&id) else {
             return most;
         };
-        let gate = &mut volume.gate;
-        let allowed = gate.meter.allows(now, most);
+        let throttle = &mut volume.throttle;
+        let allowed = throttle.meter.allows(now, most);
         if allowed == 0 {
-            if !gate.waiting.contains(&waiter) {
-                gate.waiting.push(waiter);
+            if !throttle.waiting.contains(&waiter) {
+                throttle.waiting.push(waiter);
             }
-            if gate.alarm.is_none() {
-                let alarm = self.timers.set(gate.meter.next(), Alarm::Limit(id));
-                gate.alarm = Some(alarm);
+            if throttle.alarm.is_none() {
+                let alarm = self.timers.set(throttle.meter.next(), Alarm::Limit(id));
+                throttle.alarm = Some(alarm);
             }
         }
         allowed
     }
 
-    /// A request was taken.
-    pub(super) fn charge(&mut self, id: VolumeId, bytes: u64) {
-        let now = self.now;
-        if let Some(volume) = self.volumes.get_mut(&id) {
-            volume.gate.meter.charge(now, bytes);
-        }
-    }
-
     pub(super) fn set_limit(&mut self, id: VolumeId, limit: GuestLimit) {
         if let Some(volume) = self.volumes.get_mut(&id) {
-            volume.gate.meter.set(limit);
+            volume.throttle.meter.set(limit);
             self.end_limit(id);
         }
     }
@@ -72,10 +69,10 @@ impl<E: Decide> Shard<E> {
         let Some(volume) = self.volumes.get_mut(&id) else {
             return;
         };
-        if let Some(alarm) = volume.gate.alarm.take() {
+        if let Some(alarm) = volume.throttle.alarm.take() {
             self.timers.cancel(alarm);
         }
-        for waiter in std::mem::take(&mut volume.gate.waiting) {
+        for waiter in std::mem::take(&mut volume.throttle.waiting) {
             match waiter & guest::MARK {
                 0 => self.to_drive.push_back(waiter),
                 _ => self.with_guest(waiter & !guest::MARK, |shard, guest| {
