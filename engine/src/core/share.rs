@@ -10,9 +10,9 @@
 //! ([`Core::recount`]), because a host has thousands and each write asks.
 //!
 //! Always true: all parts together are at most half of a budget (rule 5.2.8); a write within its
-//! volume's part waits for no other volume; none takes what a copy was promised. That reserves fit is
-//! for the host to check; too many shrink. Deliberately absent: the volume's own limit, and room in
-//! segments.
+//! volume's part waits for no other volume; none takes what a copy was promised. That reserves fit
+//! is for the host to check; too many shrink. Deliberately absent: the volume's own limit, and
+//! room in segments.
 
 use super::Core;
 use crate::adversary::{Bug, has};

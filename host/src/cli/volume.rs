@@ -9,7 +9,7 @@ use crate::admin::client::{Client, PATIENT, PROMPT};
 use crate::config::keys::check_name;
 use crate::config::parse::split_argument;
 use crate::config::state;
-use crate::config::units::{human_bytes, human_seconds, parse_size};
+use crate::config::units::{human_bytes, human_seconds, parse_size, show_millis};
 use crate::error::{Error, Kind, Result};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
@@ -373,6 +373,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
         ("dirty", dirty_text(volume)),
         ("overlay", overlay_text(&volume["overlay"])),
         ("flow control", flow_text(volume)),
+        ("limit", limit_text(&volume["limit"])),
         ("serials", serials_text(volume)),
         ("clients", number(&volume["clients"]).to_string()),
         ("nbd socket", text(&volume["nbd_socket"])),
@@ -387,6 +388,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
     if volume["image"].is_null() {
         rows.retain(|(name, _)| *name != "image");
     }
+    rows.retain(|(name, value)| *name != "limit" || !value.is_empty());
     let not_its_own = match volume["overlay"].is_null() {
         true => "overlay",
         false => "dirty",
@@ -460,6 +462,25 @@ fn flow_text(volume: &Value) -> String {
     let (reason, micros) = (text(&flow["reason"]), number(&flow["delay_us"]));
     let millis = micros as f64 / 1000.0;
     format!("active because of {reason}; writes are held for {millis:.1} ms")
+}
+
+/// Of the guest; empty where there is none.
+fn limit_text(limit: &Value) -> String {
+    let mut parts = Vec::new();
+    match number(&limit["iops"]) {
+        0 => {}
+        iops => parts.push(format!("{iops} requests/s")),
+    }
+    match number(&limit["bandwidth_bytes"]) {
+        0 => {}
+        _ => parts.push(format!("{}/s", bytes(&limit["bandwidth_bytes"]))),
+    }
+    match number(&limit["burst_ms"]) {
+        0 => {}
+        _ if parts.is_empty() => {}
+        millis => parts.push(format!("{} of it at once", show_millis(millis))),
+    }
+    parts.join(", ")
 }
 
 fn serials_text(volume: &Value) -> String {

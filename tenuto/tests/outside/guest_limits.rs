@@ -53,6 +53,12 @@ fn a_client_of_nbd_gets_no_more_than_the_limit() {
         (&shown["iops"], &shown["bandwidth_bytes"]),
         (&0.into(), &(1 << 20).into())
     );
+    let shown = rig.done(&["volume", "show", "disk"]);
+    let limit = shown.lines().find(|line| line.starts_with("limit"));
+    assert!(
+        limit.is_some_and(|line| line.ends_with("1 MiB/s")),
+        "{shown}"
+    );
     let begun = Instant::now();
     for at in 0..24 {
         client.write(at * 65536, &[8; 65536]);
