@@ -31,6 +31,8 @@ pub enum Rule {
     DrainerHasProof,
     /// C9: who says that it writes no more knew by which record.
     ReleaseIsOfThisOwner,
+    /// C14, correction 9: a unit is given away with all that was written, flushed or not.
+    GivenHasAll,
 }
 
 #[cfg(not(test))]

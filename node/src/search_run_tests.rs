@@ -69,6 +69,7 @@ const BOUNDS: Bounds = Bounds {
     changes: 2,
     crashes: 1,
     proofs: 0,
+    gives: 0,
     lags: false,
 };
 
@@ -121,6 +122,7 @@ fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
         ..BOUNDS
     };
     let proved = Bounds { proofs: 1, ..again };
+    let gives = Bounds { gives: 2, ..lags };
     let fenced = [&TAKEN[..], &["0 crashes", "2 has proof", "2 has prepared"]].concat();
     for (name, bounds, steps, default) in [
         ("as begun", BOUNDS, &[][..], 30_000),
@@ -128,6 +130,7 @@ fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
         ("with a learner", learns, &ALONE, 15_000),
         ("after a takeover", again, &TAKEN, 15_000),
         ("with proof", proved, &fenced, 10_000),
+        ("given away", gives, &[], 15_000),
     ] {
         let found = search(bounds, walk(bounds, steps), None, most(default));
         let (states, whole) = found.unwrap_or_else(|steps| panic!("{}", steps.join("\n")));
@@ -142,6 +145,7 @@ fn a_rule_of_the_copies_that_is_left_out_is_noticed() {
         takeovers: 1,
         ..BOUNDS
     };
+    let gives = Bounds { gives: 1, ..lags };
     let twice = Bounds {
         takeovers: 2,
         ..CALM
@@ -163,6 +167,7 @@ fn a_rule_of_the_copies_that_is_left_out_is_noticed() {
         (Rule::SourceIsComplete, twice, &TAKEN),
         (Rule::LastCompleteStays, again, &TAKEN),
         (Rule::DrainerHasProof, CALM, &[]),
+        (Rule::GivenHasAll, gives, &[]),
     ] {
         let found = search(bounds, walk(bounds, steps), Some(rule), 100_000);
         let steps = found.err();

@@ -115,6 +115,7 @@ struct World {
     changes: u8,
     crashes: u8,
     proofs: u8,
+    gives: u8,
     /// Number of the newest record under which a history was forked.
     newest: u64,
     wrong: Option<String>,
@@ -127,6 +128,7 @@ struct Bounds {
     changes: u8,
     crashes: u8,
     proofs: u8,
+    gives: u8,
     /// The own log is synced later than a write is given.
     lags: bool,
 }
@@ -170,6 +172,7 @@ impl World {
             changes: 0,
             crashes: 0,
             proofs: 0,
+            gives: 0,
             newest: 1,
             wrong: None,
         };
@@ -441,6 +444,7 @@ impl World {
             let record = next.links.remove(at);
             let (number, landed) = (record.number, next.vault.len() as u64 + 1 == record.number);
             if landed {
+                next.hand_over(&record);
                 next.vault.push(record);
             }
             steps.push((format!("link {number} arrives: {landed}"), next));
@@ -459,7 +463,10 @@ impl World {
             }
             self.decides(&mut steps, at);
             match &host.side {
-                Side::Idle => self.takes(&mut steps, at, bounds),
+                Side::Idle => {
+                    self.takes(&mut steps, at, bounds);
+                    self.begins(&mut steps, at);
+                }
                 Side::Takes(_) => self.ticks(&mut steps, at),
                 Side::Owns(set) => self.owns(&mut steps, at, set, bounds),
             }
@@ -547,6 +554,21 @@ impl World {
         }
     }
 
+    /// It was given the unit, and sees that.
+    fn begins(&self, steps: &mut Steps, at: u8) {
+        let record = self.vault.last().expect("there is one");
+        let owner = record.owner.as_ref().expect("it has one");
+        if owner.host != id(1, at) || self.hosts[usize::from(at)].deciding.is_some() {
+            return;
+        }
+        for with in 0..HOSTS {
+            let name = format!("{at} was given it, and asks {with}");
+            self.exchange(steps, &name, (at, with), |next| {
+                next.take(at, record, None);
+            });
+        }
+    }
+
     fn ticks(&self, steps: &mut Steps, at: u8) {
         for with in 0..HOSTS {
             let name = format!("{at} asks {with}");
@@ -560,7 +582,8 @@ impl World {
     fn owns(&self, steps: &mut Steps, at: u8, set: &Set, bounds: Bounds) {
         self.ticks(steps, at);
         let host = &self.hosts[usize::from(at)];
-        if self.writes < bounds.writes && self.changes <= bounds.changes {
+        let writes = self.writes < bounds.writes && self.changes <= bounds.changes;
+        if writes && !set.gives() {
             let mut next = self.clone();
             next.write(at);
             if !bounds.lags {
@@ -625,6 +648,34 @@ impl World {
             }
         }
         self.rights(steps, at, set, bounds);
+        self.gives(steps, at, set, bounds);
+    }
+
+    /// A guest that goes on at another host has all that it wrote there, flushed or not.
+    fn hand_over(&mut self, record: &Record) {
+        let owner = record.owner.as_ref().expect("it has one");
+        for at in (0..HOSTS).filter(|at| owner.host != id(1, *at)) {
+            if self.hosts[usize::from(at)].deciding.as_ref() == Some(record) {
+                let all = self.served(at);
+                self.acked.extend(all.iter().map(|write| write.1));
+            }
+        }
+    }
+
+    /// The owner has no client, and another host has one.
+    fn gives(&self, steps: &mut Steps, at: u8, set: &Set, bounds: Bounds) {
+        if self.gives == bounds.gives || self.changes >= bounds.changes || set.gives() {
+            return;
+        }
+        for peer in set.shown().into_iter().filter(|peer| peer.counts) {
+            let to = peer.member.host.0[1];
+            let mut next = self.clone();
+            next.gives += 1;
+            let session = next.hosts[usize::from(to)].session;
+            next.tell(at, Told::Set(set::Event::Give(Some(holder(to, session)))));
+            next.mail.clear();
+            steps.push((format!("{at} gives it to {to}"), next));
+        }
     }
 
     fn cuts(&self, steps: &mut Steps, at: u8, set: &Set) {

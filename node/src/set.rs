@@ -34,6 +34,8 @@
 //! stream itself; an owner without an own copy, which changes no set; records with a `mode`.
 
 mod drain;
+mod give;
+mod left;
 
 use crate::broken::{Rule, has};
 use crate::change::{Change, End, Order};
@@ -96,6 +98,8 @@ pub enum Event {
     Seen(Record),
     /// Everything is at the origin, no request is under way, no client is here: let go of it.
     Release,
+    /// No client is here, and none is let in: this host is to be the owner. None: no more.
+    Give(Option<Holder>),
     /// What was not answered is asked for again.
     Tick,
 }
@@ -239,6 +243,7 @@ pub struct Set {
     proved: Option<Epoch>,
     preparing: Option<Epoch>,
     releasing: bool,
+    giving: Option<Holder>,
     /// Something could not be written: it is tried again with the next [`Event::Tick`].
     paused: bool,
     /// What lies under the name of a change cannot be read: so is that.
@@ -276,6 +281,7 @@ impl Set {
             proved: None,
             preparing: None,
             releasing: false,
+            giving: None,
             paused: false,
             unread: false,
             ended: false,
@@ -449,7 +455,7 @@ impl Set {
             Event::Live { host } => self.live(host),
             Event::Given(serial) => {
                 self.history.grow(serial);
-                self.releasing = false;
+                (self.releasing, self.giving) = (false, None);
             }
             Event::Synced(serial) => self.own_durable = self.own_durable.max(serial),
             Event::Fetched { from } => self.own_from = self.own_from.min(from),
@@ -464,6 +470,7 @@ impl Set {
             Event::Decided(outcome) => self.decided(cx, outcome),
             Event::Seen(record) => self.seen(cx, record),
             Event::Release => self.releasing = self.may_drain(),
+            Event::Give(to) => self.give(to),
             Event::Tick => self.tick(cx),
         }
         self.step(cx);
@@ -588,42 +595,6 @@ impl Set {
         }
     }
 
-    /// A copy takes room that is short, or all that it has is at the origin (C12).
-    fn is_useless(&self, from: Uuid, status: &Status) -> bool {
-        let copy = status.copy;
-        let used = copy == self.own.copy || self.peers.iter().any(|it| it.member.copy == copy);
-        let at_origin = status.history.end() <= self.destaged && status.term <= self.record.number;
-        !used && (at_origin || self.full.contains(&(from, copy)))
-    }
-
-    /// A host has a copy that no record names any more: it is told when it is not needed.
-    fn found(&mut self, from: Uuid, status: &Status) {
-        let copy = status.copy;
-        let known = copy == self.own.copy || self.left.iter().any(|left| left.copy == copy);
-        let known = known || self.old.contains(&(from, copy)) || self.old.len() == OLD_MAX;
-        if !known && status.term <= self.record.number {
-            self.old.push((from, copy));
-        }
-    }
-
-    /// A copy that is not used may let go of what the origin has (C12). What it has up to there is
-    /// what this host had destaged, if the one history is a part of the other.
-    fn keep(&self, cx: &mut Cx<'_>, from: Uuid, status: &Status) {
-        let (copy, destaged) = (status.copy, self.destaged);
-        let news = destaged > status.destaged && destaged <= status.history.end();
-        let common = self.history.contains(&status.history.upto(destaged));
-        let older = status.term <= self.record.number && copy != self.own.copy;
-        if older && news && common {
-            let record = Box::new(self.record.clone());
-            let body = Body::Keep {
-                copy,
-                record,
-                destaged,
-            };
-            cx.send(from, body);
-        }
-    }
-
     fn opened(&mut self, cx: &mut Cx<'_>, at: usize, status: &Status) {
         let Peer { member, .. } = self.peers[at];
         if self.peers[at].at != At::Opening {
@@ -702,37 +673,12 @@ impl Set {
         }
     }
 
-    /// What a copy without room has is what is short there, and another has all of it: it goes at
-    /// once. Others may go on where they end.
-    fn leave_peer(&mut self, cx: &mut Cx<'_>, peer: &Peer) {
-        let Member { host, copy, .. } = peer.member;
-        if !peer.full {
-            return self.leave(peer.member);
-        }
-        self.full.retain(|(at, _)| *at != host);
-        self.full.push((host, copy));
-        self.drop_copy(cx, host, copy);
-    }
-
-    fn drop_copy(&self, cx: &mut Cx<'_>, host: Uuid, copy: Uuid) {
-        let record = Box::new(self.record.clone());
-        cx.send(host, Body::Drop { copy, record });
-    }
-
     /// The stream has ended, or a peer answers again: it goes on where the copy ends.
     fn fit(&mut self, cx: &mut Cx<'_>, host: Uuid) {
         if let Some(at) = self.peers.iter().position(|it| it.member.host == host) {
             let peer = &mut self.peers[at];
             (peer.unfit, peer.live, peer.full) = (false, false, false);
             self.open(cx, at);
-        }
-    }
-
-    fn leave(&mut self, member: Member) {
-        self.left.retain(|left| left.host != member.host);
-        self.left.push(member);
-        if self.left.len() > MEMBERS_MAX {
-            self.left.remove(0);
         }
     }
 
@@ -855,17 +801,6 @@ impl Set {
         self.sort_peers(cx);
     }
 
-    /// Everything is at the origin: what other hosts have is not needed.
-    fn drop_all(&mut self, cx: &mut Cx<'_>, record: &Record) {
-        let peers = self.peers.iter().map(|peer| peer.member);
-        let copies = peers.chain(core::mem::take(&mut self.left));
-        let copies = copies.map(|it| (it.host, it.copy));
-        for (host, copy) in copies.chain(core::mem::take(&mut self.old)) {
-            let record = Box::new(record.clone());
-            cx.send(host, Body::Drop { copy, record });
-        }
-    }
-
     /// Peers are those that the record names, and the learner.
     fn sort_peers(&mut self, cx: &mut Cx<'_>) {
         let (gone, kept): (Vec<Peer>, Vec<Peer>) = self
@@ -893,6 +828,7 @@ impl Set {
 
     /// What is to be changed next, one thing at a time.
     fn step(&mut self, cx: &mut Cx<'_>) {
+        self.keep_if_lost();
         let busy = self.change.is_some() || self.preparing.is_some();
         if self.ended || busy || self.paused {
             return;
@@ -910,6 +846,9 @@ impl Set {
             let mut record = self.draft(cx, Vec::new());
             (record.owner, record.drainer, record.given) = (None, None, 0);
             record.degraded = None;
+            return self.propose(cx, record);
+        }
+        if let Some(record) = self.give_away(cx) {
             return self.propose(cx, record);
         }
         let drainer = self

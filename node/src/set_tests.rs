@@ -464,3 +464,41 @@ fn a_copy_of_an_owner_before_is_told_what_the_origin_has_of_it() {
         assert_eq!(owner.out.iter().any(keeps), told);
     }
 }
+
+/// C14, correction 9: with all that was written, flushed or not.
+#[test]
+fn a_unit_is_given_to_a_copy_once_it_has_all_and_not_to_one_that_is_lost() {
+    let mut owner = Owner::new(&[1, 2], 1, None, None);
+    owner.writes(FIRST + 1);
+    owner.joins(2, FIRST);
+    owner.tell(Event::Give(Some(holder(2))));
+    assert!(owner.set.gives(), "it waits for the copy");
+    assert_eq!(owner.changing(), None, "one write is not there");
+    owner.tell(Event::Give(None));
+    owner.acks(2, FIRST + 1);
+    owner.tell(Event::Tick);
+    assert_eq!(owner.changing(), None, "it is not to be given any more");
+    owner.tell(Event::Give(Some(holder(2))));
+    let given = owner.changing().expect("it has all");
+    assert_eq!(given.owner, Some(holder(2)));
+    assert_eq!(
+        (given.given, &given.drainer),
+        (given.number, &Some(holder(1)))
+    );
+    assert_eq!(given.members, [member(1), member(2)]);
+    owner.tell(Event::Give(None));
+    assert!(owner.set.gives(), "its record may be in the vault");
+    owner.tell(Event::Remembered);
+    owner.tell(Event::Decided(Outcome::Won(given)));
+    assert_eq!(owner.set.state(), State::Ended);
+
+    let mut owner = Owner::new(&[1, 2], 1, None, None);
+    owner.writes(FIRST + 1);
+    owner.joins(2, FIRST);
+    owner.tell(Event::Give(Some(holder(2))));
+    owner.tell(Event::Unfit { host: id(2) });
+    let without = owner.changing().expect("the lost copy is left out");
+    assert_eq!(without.owner, Some(holder(1)));
+    owner.wins();
+    assert!(!owner.set.gives(), "it stays");
+}

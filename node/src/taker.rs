@@ -238,8 +238,15 @@ impl Taker {
                 self.own(cx, own, &status);
             }
             _ => {
-                let others = self.record.members.iter().filter(|it| **it != own);
-                let source = others.copied().next().unwrap_or(own);
+                // The owner before has given it to this host, whose copy has all of it. One that is
+                // being fetched has no generation.
+                let given = |it: &&Status| {
+                    let begun = it.history.generation().is_some();
+                    begun && it.is_complete() && it.health == Health::Whole
+                };
+                let mut others = self.record.members.iter().filter(|it| **it != own);
+                let other = others.next().copied().unwrap_or(own);
+                let source = status.filter(given).map_or(other, |_| own);
                 self.state = State::Freezing(source);
                 self.ask(cx);
             }

@@ -183,6 +183,8 @@ pub struct Unit {
     asked_by: Option<Uuid>,
     /// What the owner has answered last.
     answer: Option<Answer>,
+    /// It has no links, and acts for a host that is gone: other copies are left out.
+    alone: bool,
 }
 
 /// Where nonces come from.
@@ -217,7 +219,15 @@ impl Unit {
             silent: None,
             asked_by: None,
             answer: None,
+            alone: false,
         }
+    }
+
+    /// It goes on with what this cache has, and without the copies that its record names. The
+    /// caller has seen that this cache has everything, and that no other host drains.
+    pub fn alone(mut self) -> Unit {
+        self.alone = true;
+        self
     }
 
     pub fn state(&self) -> &State {
@@ -402,7 +412,10 @@ impl Unit {
         match &newest.owner {
             None => self.prepare(cx),
             Some(owner) if owner.is_same_host(&self.me) && !newest.members.is_empty() => {
-                self.hand_over(cx, newest);
+                match self.alone {
+                    true => self.prepare(cx),
+                    false => self.hand_over(cx, newest),
+                }
             }
             Some(_) if self.names_me(&newest) => self.serve(cx, newest),
             // An earlier boot of this host: it is the only one that has the data.

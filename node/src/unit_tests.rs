@@ -176,3 +176,23 @@ fn who_was_replaced_says_that_it_writes_no_more_once_it_knows_the_record() {
     host.hears(ask(4, taken.epoch));
     assert!(!says(&host));
 }
+
+#[test]
+fn who_acts_for_a_host_that_is_gone_goes_on_without_the_copies() {
+    let full = record(3, 1, &[1, 2]);
+    let mut host = Host::new(&full, false);
+    assert_eq!(*host.0.state(), State::Lent, "its copies are asked");
+
+    let mut host = Host(Unit::new(id(1), id(2), holder(1), None).alone(), vec![]);
+    host.tell(Event::Begin);
+    host.sees(&full);
+    let State::Preparing(next) = host.0.state() else {
+        panic!("{:?}", host.0.state());
+    };
+    assert_eq!(
+        (next.number, next.epoch.number),
+        (4, 5),
+        "by a record and an epoch of its own"
+    );
+    assert_eq!(next.members, vec![], "no other copy counts from then on");
+}

@@ -183,6 +183,10 @@ fn replicas(view: &View, volume: &VolumeSnapshot) -> u8 {
 /// What is known of a clustered volume.
 fn clustered(wanted: u8, unit: &Shown) -> Map<String, Value> {
     let epoch = (unit.epoch > 0).then_some(unit.epoch);
+    let depends_on = unit.depends_on.iter();
+    let depends_on: Vec<Value> = depends_on
+        .map(|(host, bytes)| json!({ "host": host, "bytes": bytes }))
+        .collect();
     let document = json!({
         "owner": unit.owner,
         "term": unit.term,
@@ -195,7 +199,7 @@ fn clustered(wanted: u8, unit: &Shown) -> Map<String, Value> {
             "epoch": epoch,
             "proof": unit.proof,
         },
-        "depends_on": [],
+        "depends_on": depends_on,
     });
     match document {
         Value::Object(document) => document,

@@ -114,6 +114,10 @@ pub trait Machine: Send + Sync + 'static {
     fn take_over_fenced(&self, name: &str) -> Result<()> {
         Err(Error::usage(format!("volume {name}: is not clustered")).about(name))
     }
+    /// Gives a clustered volume to another host; false if no host has it then.
+    fn volume_move(&self, name: &str, _host: &str) -> Result<bool> {
+        Err(Error::usage(format!("volume {name}: is not clustered")).about(name))
+    }
     /// Looks whether images are still those that their volumes know. Returns at once.
     fn look_at_images(&self);
 }
@@ -541,6 +545,22 @@ impl Admin {
         find(&self.look()?, name)?;
         self.machine.take_over_fenced(name)?;
         Ok(Outcome::default())
+    }
+
+    /// Gives a clustered volume without clients to another host.
+    pub fn volume_move(&self, name: &str, host: &str) -> Result<Outcome> {
+        find(&self.look()?, name)?;
+        let notes = match self.machine.volume_move(name, host)? {
+            true => Vec::new(),
+            false => vec![format!(
+                "{host} has no copy of it, so it was destaged; no host owns it until a client \
+                 connects"
+            )],
+        };
+        Ok(Outcome {
+            notes,
+            ..Outcome::default()
+        })
     }
 
     /// Throws the overlay of an ephemeral volume away.

@@ -241,6 +241,7 @@ fn routes() -> Vec<Route> {
         ("/v1/volumes/{name}/rebase", &["post"], post(rebase_volume)),
         ("/v1/volumes/{name}/merge", &["post"], post(merge_volume)),
         ("/v1/volumes/{name}/resize", &["post"], post(resize_volume)),
+        ("/v1/volumes/{name}/move", &["post"], post(move_volume)),
         (
             "/v1/volumes/{name}/snapshot",
             &["post"],
@@ -534,6 +535,19 @@ async fn resize_volume(
         let shrink = document.get("shrink").and_then(Value::as_bool);
         told(&admin, "resize", Some(&name), || {
             let outcome = admin.resize(&name, &size, shrink.unwrap_or(false))?;
+            shown(&admin, &name, outcome)
+        })
+    })
+    .await
+}
+
+async fn move_volume(State(admin): App, UrlPath(name): UrlPath<String>, body: String) -> Response {
+    run(move || {
+        let document = parse_body(&body)?;
+        let to = document.get("to").and_then(Value::as_str);
+        let to = to.ok_or_else(|| Error::usage("to: is missing; write {\"to\": \"host-b\"}"))?;
+        told(&admin, "move", Some(&name), || {
+            let outcome = admin.volume_move(&name, to)?;
             shown(&admin, &name, outcome)
         })
     })

@@ -55,6 +55,7 @@ impl Post for ByLinks {
             Some(Neighbour {
                 host: peer.member.id,
                 cache: peer.cache?,
+                boot: peer.boot?,
                 name: peer.member.name,
                 domain: peer.member.domain,
                 room_blocks: peer.room_blocks,
@@ -88,6 +89,7 @@ pub(super) fn join(
             session: Uuid(uuid::Uuid::new_v4().into_bytes()),
             name,
         },
+        alone: false,
     };
     let joined = daemon.join_cluster(member, Arc::new(ByLinks(links.clone())));
     joined.map_err(|error| Error::failed(format!("cluster: {}", cause(&error))))?;
@@ -112,6 +114,13 @@ pub(super) fn join(
         }));
     }
     Ok(())
+}
+
+/// The same for a daemon that acts for a host which is gone: it has no links, and the vault alone
+/// tells it who owns what.
+pub(super) fn join_alone(member: Membership, daemon: &Arc<Daemon>) -> Result<()> {
+    let joined = daemon.join_cluster(member, Arc::new(ByLinks(None)));
+    joined.map_err(|error| Error::failed(format!("cluster: {}", cause(&error))))
 }
 
 /// Tells the units what a link has brought.

@@ -154,6 +154,12 @@ impl Machine for Live {
             .map_err(|error| volume_error(name, error))
     }
 
+    fn volume_move(&self, name: &str, host: &str) -> Result<bool> {
+        self.0
+            .volume_move(name, host)
+            .map_err(|error| volume_error(name, error))
+    }
+
     fn overwrite(&self, name: &str) -> Result<()> {
         self.0
             .overwrite(name)

@@ -32,6 +32,7 @@ mod scrub;
 mod serve;
 mod status;
 mod supervisor;
+mod surrogate;
 mod top;
 mod trial;
 mod volume;

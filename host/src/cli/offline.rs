@@ -8,6 +8,7 @@
 use super::Context;
 use super::live::{command_error, start_error, volume_error};
 use super::progress::{self, Pending, Progress};
+use super::surrogate::Owner;
 use crate::buffer::{Arena, BUFFER_BYTES_MAX, BufferPool, HostMemory};
 use crate::daemon::{DEFAULT_QUIET, Daemon, Exports, ImagePlaces, Settings, VolumeSettings};
 use crate::drill;
@@ -32,6 +33,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -346,6 +348,8 @@ pub struct Places {
     pub journal: Option<PathBuf>,
     /// Where files below images may lie.
     pub images: ImagePlaces,
+    /// The host of a cluster whose volumes they are.
+    pub owner: Option<Owner>,
 }
 
 /// The directory of sockets that no client knows.
@@ -368,7 +372,7 @@ pub fn destage_all(
         run_dir: run_dir.clone(),
         stage_dir: places.stage_dir.clone(),
         state_dir: places.state_dir.clone(),
-        clustered: false,
+        clustered: places.owner.is_some(),
         cache_path: cache.to_path_buf(),
         ram_bytes: RECOVER_RAM_BYTES,
         stage_bytes: RECOVER_RAM_BYTES,
@@ -386,7 +390,13 @@ pub fn destage_all(
         volumes: Vec::new(),
     };
     let daemon = Daemon::start(settings).map_err(start_error);
-    let daemon = daemon.inspect_err(|_| remove_directory(&run_dir))?;
+    let daemon = Arc::new(daemon.inspect_err(|_| remove_directory(&run_dir))?);
+    let joined = places.owner.as_ref().map_or(Ok(()), |it| it.join(&daemon));
+    if let Err(error) = joined {
+        let _ = daemon.stop();
+        remove_directory(&run_dir);
+        return Err(error);
+    }
     let mut failures = Vec::new();
     let tried = AtomicUsize::new(0);
     let left = || {
@@ -403,6 +413,7 @@ pub fn destage_all(
             tried.fetch_add(1, Ordering::Relaxed);
         }
     });
+    daemon.leave_cluster();
     let stopped = daemon.stop();
     remove_directory(&run_dir);
     match stopped {
@@ -437,8 +448,13 @@ fn remove_directory(path: &Path) {
 /// Brings a volume home and lets go of it: its ledger then says that nobody owes anything.
 fn destage_one(daemon: &Daemon, volume: &VolumeSnapshot, places: &Places) -> Result<()> {
     let name = &volume.name;
-    let added = daemon.volume_add(settings_of(volume, places));
-    added.map_err(|error| volume_error(name, error))?;
+    let settings = settings_of(volume, places);
+    match &places.owner {
+        Some(owner) => owner.serve(daemon, settings)?,
+        None => daemon
+            .volume_add(settings)
+            .map_err(|error| volume_error(name, error))?,
+    }
     let id = daemon
         .volume_id(name)
         .ok_or_else(|| Error::no_volume(name))?;

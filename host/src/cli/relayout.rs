@@ -59,6 +59,7 @@ pub fn run(context: &Context, command: &Resize) -> Result<()> {
         },
         journal: None,
         images: Default::default(),
+        owner: None,
     };
     drop(locked(command, &before, &places)?);
     // What a daemon that was killed has left is put in order as its next start would.

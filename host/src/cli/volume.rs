@@ -52,6 +52,8 @@ pub enum Command {
     AcceptLoss(Remove),
     /// Keep the log of a volume whose image was replaced, and write it over the present image
     Takeover(Takeover),
+    /// Let another host of the cluster serve a volume that no client uses
+    Move(Move),
 }
 
 #[derive(Debug, Args)]
@@ -138,6 +140,15 @@ pub struct Takeover {
 }
 
 #[derive(Debug, Args)]
+pub struct Move {
+    /// Name of the volume, as in `tenuto volume ls`
+    name: String,
+    /// Host of the cluster that is to serve it, as in `tenuto peer ls`
+    #[arg(long, value_name = "HOST")]
+    to: String,
+}
+
+#[derive(Debug, Args)]
 pub struct Resize {
     /// Name of the volume, as in `tenuto volume ls`
     name: String,
@@ -219,6 +230,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Map(command) => super::map::run(context, &command),
         Command::AcceptLoss(command) => accept_loss(context, &command),
         Command::Takeover(command) => takeover(context, &command),
+        Command::Move(command) => move_to(context, &command),
     }
 }
 
@@ -651,6 +663,19 @@ fn takeover(context: &Context, command: &Takeover) -> Result<()> {
         &reply,
         &format!("volume {name}: its log is written over the image that is there"),
     )
+}
+
+fn move_to(context: &Context, command: &Move) -> Result<()> {
+    let (name, to) = (&command.name, &command.to);
+    let body = json!({ "to": to });
+    let path = url(name, "/move")?;
+    let reply = context.client()?.post(&path, Some(&body), PATIENT)?;
+    let notes = reply["notes"].as_array();
+    let words = match notes.is_some_and(|notes| !notes.is_empty()) {
+        true => format!("volume {name}: is let go of"),
+        false => format!("volume {name}: {to} has it"),
+    };
+    done(context, &reply, &words)
 }
 
 fn resize(context: &Context, command: &Resize) -> Result<()> {

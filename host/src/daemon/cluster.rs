@@ -248,6 +248,32 @@ impl Daemon {
         Ok(rests || self.clients(entry)? > 0)
     }
 
+    /// Lets no client in until it is deposed, or [`Daemon::let_clients_in`] is called; not if one
+    /// is connected.
+    fn rest_unit(&self, name: &str) -> Result<Drained, VolumeError> {
+        let _claim = self.claim_in_turn(name)?;
+        let entry = self.known(name)?;
+        if self.is_in_use(&entry)? {
+            self.show_to_waiting(&entry)?;
+            return Ok(Drained::Busy);
+        }
+        Ok(Drained::Done)
+    }
+
+    fn let_clients_in(&self, name: &str) -> Result<(), VolumeError> {
+        let _claim = self.claim_in_turn(name)?;
+        let entry = self.known(name)?;
+        self.show_to_waiting(&entry)
+    }
+
+    /// Gives a volume that is served here to another host: true if that host has it then, false if
+    /// it was brought to its image and no host has it.
+    pub fn volume_move(&self, name: &str, host: &str) -> Result<bool, VolumeError> {
+        let none = || VolumeError::Settings(format!("volume {name}: is not clustered"));
+        let units = self.units().ok_or_else(none)?;
+        units.give(name, host).map_err(VolumeError::Refused)
+    }
+
     /// It is not let go of: those who have come meanwhile are let in.
     fn show_to_waiting(&self, entry: &Entry) -> Result<(), VolumeError> {
         self.show_again(entry)?;
@@ -300,12 +326,18 @@ impl Daemon {
 
     /// Another host was given the volume: its clients hear errors, and what it had stays in the
     /// log.
-    fn depose_unit(&self, name: &str, owner: &str) -> Result<(), VolumeError> {
+    fn depose_unit(&self, name: &str, owner: &str, given: bool) -> Result<(), VolumeError> {
         let _claim = self.claim_in_turn(name)?;
         let Some(entry) = self.entry(name) else {
             return self.away_again(name);
         };
-        tracing::error!(volume = %name, "volume {name}: {owner} was given it; it is let go of");
+        match given {
+            true => tracing::info!(volume = %name, "volume {name}: {owner} has it now"),
+            false => tracing::error!(
+                volume = %name,
+                "volume {name}: {owner} was given it; it is let go of"
+            ),
+        }
         self.refuse_clients(name)?;
         self.front_ends.disconnect(name);
         let volume = entry.id;
@@ -377,9 +409,25 @@ impl Volumes for ByUnits {
             })
     }
 
-    fn depose(&self, name: &str, owner: &str) {
+    fn rest(&self, name: &str) -> Drained {
+        let rested = self.0.upgrade().map(|daemon| daemon.rest_unit(name));
+        rested.unwrap_or(Ok(Drained::Busy)).unwrap_or_else(|error| {
+            tracing::warn!(volume = %name, "{error}; it is not let go of");
+            Drained::Failed
+        })
+    }
+
+    fn rest_no_more(&self, name: &str) {
         if let Some(daemon) = self.0.upgrade()
-            && let Err(error) = daemon.depose_unit(name, owner)
+            && let Err(error) = daemon.let_clients_in(name)
+        {
+            tracing::error!(volume = %name, "{error}");
+        }
+    }
+
+    fn depose(&self, name: &str, owner: &str, given: bool) {
+        if let Some(daemon) = self.0.upgrade()
+            && let Err(error) = daemon.depose_unit(name, owner, given)
         {
             tracing::error!(volume = %name, "{error}");
         }

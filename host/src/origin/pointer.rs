@@ -5,7 +5,7 @@
 
 use crate::fault::{Fault, Kind};
 use crate::vault::{Records, Vault};
-use node::record::{Epoch, Pointer, RECORD_BYTES};
+use node::record::{Epoch, Pointer, RECORD_BYTES, Record};
 use node::vault::Look;
 use std::ffi::OsString;
 use std::fs::File;
@@ -34,15 +34,19 @@ pub fn refuse(image: &Path) -> Fault {
     )
 }
 
-/// The epoch whose ledger tells of the image now; none where no host has owned it yet.
-pub fn epoch(pointer: &Pointer, ledger: &Path) -> Result<Option<Epoch>, Fault> {
-    let failed = |why: String| Fault::new(Kind::Io, why);
-    let vault = Vault::parse(&pointer.vault).map_err(|wrong| failed(wrong.what))?;
+/// The newest record of the unit that this vault has.
+pub fn newest(pointer: &Pointer, vault: &Vault, ledger: &Path) -> Result<Option<Record>, Fault> {
     let mut beside = OsString::from(ledger);
     beside.push(".d");
-    let records = Records::of(&vault, pointer.cluster, pointer.unit, beside.into());
-    let seen = records
-        .look(Look::new(pointer.unit, None))
-        .map_err(failed)?;
+    let records = Records::of(vault, pointer.cluster, pointer.unit, beside.into());
+    let seen = records.look(Look::new(pointer.unit, None));
+    seen.map_err(|why| Fault::new(Kind::Io, why))
+}
+
+/// The epoch whose ledger tells of the image now; none where no host has owned it yet.
+pub fn epoch(pointer: &Pointer, ledger: &Path) -> Result<Option<Epoch>, Fault> {
+    let vault = Vault::parse(&pointer.vault);
+    let vault = vault.map_err(|wrong| Fault::new(Kind::Io, wrong.what))?;
+    let seen = newest(pointer, &vault, ledger)?;
     Ok(seen.map(|record| record.epoch))
 }

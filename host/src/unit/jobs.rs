@@ -113,10 +113,8 @@ impl Manager {
             Action::Drain => self.queue(name, Job::LetGo),
             Action::Stop => {
                 let owner = self.owner(name);
-                self.queue(
-                    name,
-                    Job::Depose(owner.unwrap_or_else(|| "another host".into())),
-                );
+                let owner = owner.unwrap_or_else(|| "another host".into());
+                self.queue(name, Job::Depose(owner, false));
             }
         }
     }
@@ -136,7 +134,7 @@ impl Manager {
         };
         let (sides, _) = entry.place.clone().expect("found with its unit");
         let at_rest = entry.leaving && entry.remover.is_none();
-        let deposes = matches!(job, Job::Depose(_));
+        let deposes = matches!(job, Job::Depose(..));
         let (inputs, volumes) = (self.inputs.clone(), self.volumes.clone());
         let owned = name.to_owned();
         let work = move || {
@@ -164,7 +162,11 @@ impl Manager {
                     let _ =
                         inputs.send(Input::Of(owned.clone(), Box::new(Event::Drained(drained))));
                 }
-                Job::Depose(owner) => volumes.depose(&owned, &owner),
+                Job::Rest => {
+                    let _ = inputs.send(Input::Rested(owned.clone(), volumes.rest(&owned)));
+                }
+                Job::RestNoMore => volumes.rest_no_more(&owned),
+                Job::Depose(owner, given) => volumes.depose(&owned, &owner, given),
             }
             let _ = inputs.send(Input::Done(owned, deposes));
         };
@@ -377,6 +379,7 @@ impl Manager {
             state,
             reason,
             proof: entry.proof,
+            depends_on: self.describe_needs(entry, unit),
             replication: self.describe_copies(entry),
         }
     }

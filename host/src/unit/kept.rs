@@ -46,6 +46,8 @@ pub(super) struct Kept {
     pub place: Place,
     /// Something of it is under way; messages wait.
     pub busy: bool,
+    /// What this host served is being made a replica.
+    retires: bool,
     waiting: VecDeque<(Uuid, Body)>,
     /// The session whose batches are let in.
     inlet: Option<(Uuid, Uuid)>,
@@ -125,6 +127,7 @@ impl Kept {
             machine,
             place,
             busy: false,
+            retires: false,
             waiting: VecDeque::new(),
             inlet: None,
             offered: Instant::now(),
@@ -286,9 +289,11 @@ impl Manager {
         });
         let whole = kept.machine.health() != Health::Recovering;
         let Some(volume) = kept.volume() else {
-            return match body {
-                Body::Freeze { record, .. } if obeys => self.freeze_own(copy, from, record),
-                body => self.look_at_copy(copy, from, body),
+            return match &body {
+                Body::Freeze { .. } | Body::Open { .. } if obeys => {
+                    self.end_own(copy, from, body);
+                }
+                _ => self.look_at_copy(copy, from, body),
             };
         };
         if !obeys || !whole {
@@ -317,7 +322,6 @@ impl Manager {
         });
     }
 
-    /// What needs nothing of the log but a look at it.
     /// The origin has what a copy has up to there. One that streams hears that with its batches.
     fn let_go(&mut self, copy: Uuid, upto: Serial) {
         let kept = self.copies.get(&copy).filter(|kept| kept.inlet.is_none());
@@ -333,6 +337,7 @@ impl Manager {
         });
     }
 
+    /// What needs nothing of the log but a look at it.
     fn look_at_copy(&mut self, copy: Uuid, from: Uuid, body: Body) {
         self.refresh_copy(copy);
         self.feed_copy(copy, Event::Heard { from, body });
@@ -569,6 +574,10 @@ impl Manager {
         };
         let term = kept.machine.term();
         kept.busy = true;
+        // The name may be another copy's when that is done.
+        if core::mem::replace(&mut kept.retires, true) {
+            return;
+        }
         let (logs, inputs) = (self.logs.clone(), self.inputs.clone());
         self.local.run(move |_| {
             let retired = retire(&*logs, &name, replica_name(copy), term);
@@ -585,7 +594,7 @@ impl Manager {
         let Some(kept) = self.copies.get_mut(&copy) else {
             return;
         };
-        kept.busy = false;
+        (kept.busy, kept.retires) = (false, false);
         match retired {
             Ok(volume) => kept.place = Place::Replica(volume),
             Err(why) => {
@@ -598,20 +607,17 @@ impl Manager {
         self.show_copies();
     }
 
-    /// Another host takes the unit with the copy of this one, which may be serving it.
-    fn freeze_own(&mut self, copy: Uuid, from: Uuid, record: Box<Record>) {
+    /// Another host takes the unit with the copy of this one, or was given it; this host may still
+    /// be serving it.
+    fn end_own(&mut self, copy: Uuid, from: Uuid, body: Body) {
         let kept = self.copies.get_mut(&copy).expect("just seen");
-        let Place::Own(name) = kept.place.clone() else {
+        let (Place::Own(name), Some(record)) = (kept.place.clone(), binds(&body).cloned()) else {
             return;
-        };
-        let body = Body::Freeze {
-            copy,
-            record: record.clone(),
         };
         // First nothing more is acknowledged under the record of before.
         kept.waiting.push_back((from, body));
         kept.busy = true;
-        if !self.depose_owner(&name, *record) {
+        if !self.depose_owner(&name, record) {
             self.retire_copy(copy);
         }
     }

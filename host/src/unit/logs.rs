@@ -36,6 +36,7 @@ pub struct InletFrom {
 pub struct Neighbour {
     pub host: Uuid,
     pub cache: Uuid,
+    pub boot: Uuid,
     pub name: String,
     pub domain: String,
     /// Blocks of its log that copies may take; none where it has not told.

@@ -13,6 +13,7 @@ pub mod sides;
 
 mod fence;
 mod fetch;
+mod give;
 mod jobs;
 mod kept;
 mod owning;
@@ -72,8 +73,12 @@ pub trait Volumes: Send + Sync {
     /// Lets go of it with everything at its origin, unless clients are connected. `at_rest`: only
     /// if that is so already.
     fn let_go(&self, name: &str, at_rest: bool) -> Drained;
-    /// Lets go of it at once: its origin is another host's.
-    fn depose(&self, name: &str, owner: &str);
+    /// Lets no client in from now on, unless one is connected.
+    fn rest(&self, name: &str) -> Drained;
+    /// Lets clients in again.
+    fn rest_no_more(&self, name: &str);
+    /// Lets go of it at once: its origin is another host's. `given`: by this host.
+    fn depose(&self, name: &str, owner: &str, given: bool);
     /// Whether its image is raw: of others copies are not in this version.
     fn is_raw(&self, name: &str) -> bool;
     /// Why it is not served, and whether an administrator has to do something about it.
@@ -113,6 +118,9 @@ pub struct Shown {
     pub reason: Option<String>,
     /// Of the owner whose right was taken: why it writes no more.
     pub proof: Option<&'static str>,
+    /// Hosts that have what the volume cannot be served here without, and how much that is, if it is
+    /// known.
+    pub depends_on: Vec<(String, Option<u64>)>,
     /// Of a volume that is served here and has copies on other hosts, or shall have some.
     pub replication: Option<Replication>,
 }
@@ -145,6 +153,10 @@ enum Input {
     /// Nothing of this host is on its way to the image of the unit that this record gives to
     /// another one.
     LetGo(String, Option<Box<Record>>),
+    /// No client is let in, or one is there.
+    Rested(String, Drained),
+    /// An administrator gives it to this host.
+    Give(String, String, SyncSender<Result<bool, String>>),
     /// What was ordered is done; whether it was deposed.
     Done(String, bool),
     Heard(Uuid, Vec<u8>),
@@ -167,7 +179,10 @@ enum Job {
     /// It is served like that, and has the right by now.
     Prove(Box<Record>),
     LetGo,
-    Depose(String),
+    Rest,
+    RestNoMore,
+    /// Its new owner, and whether this host has given it to that one.
+    Depose(String, bool),
 }
 
 struct Entry {
@@ -185,6 +200,8 @@ struct Entry {
     /// Who waits for the volume to be taken over.
     taker: Option<SyncSender<Result<(), String>>>,
     remover: Option<SyncSender<Result<(), String>>>,
+    /// Who waits for it to be given to this host.
+    mover: Option<(Uuid, SyncSender<Result<bool, String>>)>,
     leaving: bool,
     /// It has dirty data that goes to the origin when the owner lets go.
     owes: bool,
@@ -308,6 +325,15 @@ impl Units {
     /// Goes on without the owner, which an administrator says to write no more.
     pub fn take_over(&self, name: &str) -> Result<(), String> {
         self.ask(name, |answer| Input::TakeOver(name.to_owned(), answer))
+    }
+
+    /// Gives a volume that is served here to another host: true if that host has it then, false if
+    /// no host has it.
+    pub fn give(&self, name: &str, host: &str) -> Result<bool, String> {
+        let (answer, result) = sync_channel(1);
+        self.put(Input::Give(name.to_owned(), host.to_owned(), answer));
+        let stops = || Err(format!("volume {name}: the daemon is stopping"));
+        result.recv().unwrap_or_else(|_| stops())
     }
 
     /// A volume that was held is served now, with the right to write its image or without.
@@ -444,6 +470,8 @@ impl Manager {
             Input::Served(name, proved, served) => self.served(&name, proved, served),
             Input::Proved(name, proved) => self.proved(&name, proved),
             Input::LetGo(name, record) => self.say_released(&name, record.as_deref()),
+            Input::Rested(name, rested) => self.rested(&name, rested),
+            Input::Give(name, host, answer) => self.give_to(&name, &host, answer),
             Input::Done(name, deposed) => self.done(&name, deposed),
             Input::Heard(host, body) => self.heard(host, &body),
             Input::Link(host, up) => self.link(host, up),
@@ -469,6 +497,7 @@ impl Manager {
             wanted: false,
             taker: None,
             remover: None,
+            mover: None,
             leaving: false,
             owes: false,
             proof: None,
@@ -519,8 +548,7 @@ impl Manager {
                     Ok(remembered) => remembered,
                     Err(why) => return self.found(name, Err(why)),
                 };
-                let (cluster, me) = (self.member.cluster, self.member.me.clone());
-                let machine = Unit::new(cluster, unit, me, remembered);
+                let machine = self.member.unit(unit, remembered);
                 entry.place = Some((sides, records));
                 entry.unit = Some((unit, machine));
                 entry.problem = None;
@@ -550,6 +578,9 @@ impl Manager {
         if let Event::Proved { number } = event {
             entry.proved = Some(number).filter(|number| *number > 0);
             self.prove_to_set(name, number);
+        }
+        if let Event::Drained(done @ (Drained::Busy | Drained::Failed)) = event {
+            self.end_move(name, Err(self.why_stays(done)));
         }
         let Some(entry) = self.entries.get(name).filter(|it| it.unit.is_some()) else {
             return;
@@ -596,6 +627,7 @@ impl Manager {
         for action in out {
             self.order(name, action);
         }
+        self.end_move_if_gone(name);
         self.end_if_removed(name);
     }
 

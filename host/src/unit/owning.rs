@@ -71,6 +71,13 @@ pub(super) struct Fetch {
     pub ending: bool,
 }
 
+/// A unit that is being given to another host, with what is dirty.
+pub(super) struct Giving {
+    pub to: Holder,
+    /// Since when no client is let in; none: it is being tried.
+    pub rests: Option<Instant>,
+}
+
 /// What this host has of a unit that it owns with copies.
 pub(super) struct Owning {
     pub what: What,
@@ -93,6 +100,9 @@ pub(super) struct Owning {
     /// It is let go of: everything is at its origin, and its volume is not served.
     pub releasing: bool,
     pub letting_go: bool,
+    pub giving: Option<Giving>,
+    /// It could not be given then: everything goes to the origin first.
+    pub kept: Option<Instant>,
     pub problem: Option<String>,
     /// What another host's copy has, on its way here.
     pub fetch: Option<Fetch>,
@@ -119,6 +129,8 @@ impl Owning {
             asked_by: None,
             releasing: false,
             letting_go: false,
+            giving: None,
+            kept: None,
             problem: None,
             fetch: None,
             events: VecDeque::new(),

@@ -244,6 +244,10 @@ impl Manager {
         let Some(name) = found.map(|(name, _)| name.clone()) else {
             return;
         };
+        if !self.has_fork(&name, copy) {
+            // What was made durable is a freeze, or a record.
+            return;
+        }
         self.taker_event(&name, taker::Event::Owned);
         let Some(owning) = self.owning(&name) else {
             return;
@@ -262,6 +266,25 @@ impl Manager {
             owns.from = kept.machine.durable().from;
         }
         self.begin_set(&name, owns);
+    }
+
+    /// The copy is the volume of this name, under the fork with which this host begins.
+    fn has_fork(&self, name: &str, copy: Uuid) -> bool {
+        let owning = self.entries.get(name).and_then(|it| it.owning.as_ref());
+        let owns = owning.and_then(|owning| match &owning.what {
+            What::Beginning(owns) => Some(&**owns),
+            What::Taking(machine) => match machine.state() {
+                taker::State::Owning(owns) => Some(owns),
+                _ => None,
+            },
+            What::Set(_) => None,
+        });
+        let (Some(owns), Some(kept)) = (owns, self.copies.get(&copy)) else {
+            return false;
+        };
+        let durable = kept.machine.durable();
+        let forked = durable.history.generation() == owns.history.generation();
+        forked && !durable.frozen && kept.place == Place::Own(name.to_owned())
     }
 
     /// The drainer of the record of before writes no more.
@@ -646,11 +669,15 @@ impl Manager {
 
     /// Lets go of the volume, if that is asked for and nothing else is under way.
     pub(super) fn let_go_with_copies(&mut self, name: &str) {
-        let Some(entry) = self.entries.get_mut(name) else {
+        let Some(entry) = self.entries.get(name) else {
             return;
         };
         let (busy, leaving) = (entry.busy || !entry.jobs.is_empty(), entry.leaving);
-        let Some(owning) = entry.owning.as_mut() else {
+        let held = entry.held.clone();
+        if !busy && self.give_to_who_asks(name) {
+            return;
+        }
+        let Some(owning) = self.owning(name) else {
             return;
         };
         let asked = owning.asked_by.is_some() || leaving;
@@ -663,16 +690,16 @@ impl Manager {
         let waits = owning.waits_for().map(|it| it.name.clone());
         let waits =
             waits.map(|name| format!("nothing shows yet that {name} writes its image no more"));
-        if let Some(why) = entry.held.clone().or(waits)
+        if let Some(why) = held.or(waits)
             && let Some(host) = owning.asked_by.take()
         {
-            self.say(host, unit, Body::Denied { why });
+            self.say(host, unit, Body::Denied { why: why.clone() });
+            self.end_move(name, Err(why));
         }
     }
 
     /// The end of that.
     pub(super) fn let_go_of_copies(&mut self, name: &str, done: Drained) {
-        let who = self.member.me.name.clone();
         let Some(owning) = self.owning(name) else {
             return;
         };
@@ -685,13 +712,12 @@ impl Manager {
             (entry.serves, entry.proof) = (false, None);
             return self.release(name);
         }
-        if let Some(host) = owning.asked_by.take() {
-            let why = match done {
-                Drained::Busy => format!("a client on {who} uses it"),
-                _ => format!("{who} cannot destage it; see `tenuto status -x` there"),
-            };
-            self.say(host, unit, Body::Denied { why });
+        let asked_by = owning.asked_by.take();
+        let why = self.why_stays(done);
+        if let Some(host) = asked_by {
+            self.say(host, unit, Body::Denied { why: why.clone() });
         }
+        self.end_move(name, Err(why));
         self.end_if_removed(name);
     }
 
@@ -774,7 +800,8 @@ impl Manager {
                 match acts {
                     true => {
                         entry.retiring = Some(own);
-                        self.queue(name, Job::Depose(owner));
+                        let given = owning.giving.is_some();
+                        self.queue(name, Job::Depose(owner, given));
                     }
                     false => self.retire_copy(own),
                 }
@@ -783,7 +810,11 @@ impl Manager {
         if let Some(fetch) = &owning.fetch {
             self.end_of_fetch(fetch.owns.own.copy);
         }
+        let owner = record.owner.as_ref().map_or(Uuid::NIL, |it| it.host);
         self.event(name, UnitEvent::Ended { record });
+        if owner != self.member.me.host {
+            self.end_move(name, Ok(owner));
+        }
         if let Some(host) = asked_by {
             self.say(host, unit, Body::Newer { number });
         }
@@ -844,6 +875,7 @@ impl Manager {
         let releasing = owning.releasing;
         self.taker_event(name, taker::Event::Tick);
         self.set_event(name, set::Event::Tick);
+        self.give_up_giving(name);
         match releasing {
             true => self.release(name),
             false => self.let_go_with_copies(name),

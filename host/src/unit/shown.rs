@@ -2,8 +2,9 @@
 
 use super::copies::{LearnerShown, MemberShown, Replication};
 use super::owning::What;
-use super::{Entry, Manager};
+use super::{Entry, Manager, State};
 use engine::types::Uuid;
+use node::unit::{Answer, Unit};
 use node::{set, taker};
 
 impl Manager {
@@ -61,6 +62,28 @@ impl Manager {
             },
             What::Set(_) => ("owner", problem),
         }
+    }
+
+    /// Which hosts have what has to be at the image, or here, before the volume is served here.
+    pub(super) fn describe_needs(&self, entry: &Entry, unit: &Unit) -> Vec<(String, Option<u64>)> {
+        if let Some(owning) = &entry.owning {
+            let source = owning.fetch.as_ref().map(|fetch| fetch.source.host);
+            return source
+                .map(|host| (self.host(host), None))
+                .into_iter()
+                .collect();
+        }
+        let owner = unit.newest().and_then(|newest| newest.owner.as_ref());
+        let owner = owner.map(|it| self.host(it.host));
+        let needs = match (unit.state(), unit.answer()) {
+            (State::Asking { host }, Some(Answer::Draining { bytes })) => {
+                Some((self.host(*host), Some(*bytes)))
+            }
+            (State::Asking { host }, _) => Some((self.host(*host), None)),
+            (State::Proof, _) => owner.map(|owner| (owner, None)),
+            _ => None,
+        };
+        needs.into_iter().collect()
     }
 
     /// Why writes wait for a copy that counts.

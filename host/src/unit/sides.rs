@@ -21,6 +21,7 @@ use crate::vault::{Records, Vault};
 use engine::format::ledger::{Ledger, Progress};
 use engine::types::Uuid;
 use node::record::{Epoch, Holder, Pointer, RECORD_BYTES, Record};
+use node::unit::Unit;
 use node::vault::{Cas, Outcome, hex};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -40,6 +41,8 @@ pub struct Membership {
     /// no more.
     pub fence: Option<PathBuf>,
     pub me: Holder,
+    /// It acts for a host that is gone, without links: see [`Unit::alone`].
+    pub alone: bool,
 }
 
 /// The paths of one unit.
@@ -59,6 +62,17 @@ pub struct Found {
 
 fn failed(path: &Path, what: &str, error: &io::Error) -> String {
     format!("{}: cannot {what}: {}", path.display(), cause(error))
+}
+
+impl Membership {
+    /// The machine of a unit on this host.
+    pub fn unit(&self, unit: Uuid, remembered: Option<(Record, bool)>) -> Unit {
+        let machine = Unit::new(self.cluster, unit, self.me.clone(), remembered);
+        match self.alone {
+            true => machine.alone(),
+            false => machine,
+        }
+    }
 }
 
 impl Sides {

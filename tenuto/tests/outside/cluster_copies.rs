@@ -23,7 +23,7 @@ use crate::common::{EXIT_FAILED, PATIENCE, SetWhenDropped, count, seed, text_of,
 pub(crate) const BYTES: u64 = 64 << 20;
 /// Nothing goes to the image by itself, so that what is found was in a log.
 pub const ONE_COPY: &str = "destage-after = \"never\"\nreplicas = 1";
-const NO_COPY: &str = "destage-after = \"never\"\nreplicas = 0";
+pub const NO_COPY: &str = "destage-after = \"never\"\nreplicas = 0";
 /// A flush waits until a peer that is lost was left out. What the product promises is measured by
 /// the bench; this only tells a wait that ends from one that does not.
 const FLUSH_MAX: Duration = Duration::from_secs(5);

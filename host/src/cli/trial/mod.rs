@@ -261,6 +261,7 @@ impl Trial {
             state_dir: self.place.state_dir(),
             journal: None,
             images: self.place.images(),
+            owner: None,
         };
         let work = Work {
             verb: "destage",
