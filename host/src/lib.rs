@@ -22,6 +22,7 @@ pub mod lent;
 pub mod limit;
 pub mod lock;
 pub mod marks;
+pub mod natural;
 pub mod nbd;
 pub mod origin;
 pub mod peer;

@@ -341,8 +341,11 @@ impl Admin {
         let volume = parse::new_volume(&known.config.defaults, name, values);
         let volume = volume.map_err(|error| of_volume(name, error.into()))?;
         if known.volumes.iter().any(|other| other.name == name) {
-            let message = format!("volume {name}: exists already; choose another name");
-            return Err(Error::usage(message).about(name));
+            let message = format!(
+                "volume {name}: exists already; choose another name, or change it with `tenuto \
+                 volume set {name}`"
+            );
+            return Err(Error::new(Kind::Exists, message).about(name));
         }
         let (volume, made) = match clone {
             None => (volume, None),

@@ -331,7 +331,7 @@ fn shown(admin: &Admin, name: &str, outcome: Outcome) -> Result<Value> {
 }
 
 async fn add_volume(State(admin): App, body: String) -> Response {
-    run(move || {
+    let order = move || {
         let document = parse_body(&body)?;
         let name = document
             .get("name")
@@ -341,10 +341,16 @@ async fn add_volume(State(admin): App, body: String) -> Response {
         let values = values_from_json(&document, &["name", "clone_of", "plain"])?;
         told(&admin, "add", Some(name), || {
             let outcome = admin.add_new(name, &values, clone.as_ref())?;
-            shown(&admin, name, outcome)
+            Ok((format!("/v1/volumes/{name}"), shown(&admin, name, outcome)?))
         })
-    })
-    .await
+    };
+    match blocking(order).await {
+        Ok((place, document)) => {
+            let place = [(header::LOCATION, place)];
+            (StatusCode::CREATED, place, axum::Json(document)).into_response()
+        }
+        Err(error) => reply(Err(error)),
+    }
 }
 
 /// What a new volume is a clone of.
@@ -737,22 +743,28 @@ async fn show_openapi() -> Response {
 }
 
 async fn show_metrics(State(admin): App) -> Response {
-    match tokio::task::spawn_blocking(move || admin.view()).await {
-        Ok(Ok(view)) => {
+    let text = move || Ok(metrics::text(&admin.view()?, &admin.history));
+    match tokio::task::spawn_blocking(text).await {
+        Ok(Ok(text)) => {
             let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
-            (kind, metrics::text(&view)).into_response()
+            (kind, text).into_response()
         }
         Ok(Err(error)) => reply(Err::<Value, _>(error)),
         Err(_) => reply(Err::<Value, _>(Error::failed("the daemon is stopping"))),
     }
 }
 
-/// Runs an order where it may block.
+/// Runs an order where it may block, and replies.
 async fn run(order: impl FnOnce() -> Result<Value> + Send + 'static) -> Response {
-    match tokio::task::spawn_blocking(order).await {
-        Ok(result) => reply(result),
-        Err(_) => reply(Err::<Value, _>(Error::failed("the daemon is stopping"))),
-    }
+    reply(blocking(order).await)
+}
+
+/// Runs an order where it may block.
+async fn blocking<T: Send + 'static>(
+    order: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(order).await;
+    done.unwrap_or_else(|_| Err(Error::failed("the daemon is stopping")))
 }
 
 fn reply(result: Result<Value>) -> Response {

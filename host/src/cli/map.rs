@@ -4,8 +4,9 @@
 //! asked for. Deliberately absent: what lies where, which the daemon says.
 
 use super::Context;
+use super::arguments::url;
 use super::output;
-use super::volume::{number, text, url};
+use super::volume::{number, text};
 use crate::config::units::human_bytes;
 use crate::error::Result;
 use clap::Args;

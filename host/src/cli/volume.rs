@@ -1,6 +1,7 @@
 //! `tenuto volume …`: everything that is said to a running daemon about its volumes.
 
 use super::Context;
+use super::arguments::{self, url};
 use super::attach::{self, Disk};
 use super::copies;
 use super::output::{self, Output};
@@ -9,23 +10,29 @@ use crate::admin::client::{Client, PATIENT, PROMPT};
 use crate::config::keys::check_name;
 use crate::config::parse::split_argument;
 use crate::config::state;
-use crate::config::units::{human_bytes, human_seconds, parse_size, show_millis};
+use crate::config::units::{human_bytes, human_seconds, show_millis, show_size};
 use crate::error::{Error, Kind, Result};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
+/// What a processor of today addresses.
+const GUEST_BYTES_MAX: u64 = 1 << 52;
+
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List all volumes: policy, state, size, dirty data, clients
+    #[command(visible_alias = "list")]
     Ls(List),
     /// Show everything about one volume, and what is lost if this host dies now
     Show(Show),
     /// Attach a volume and keep it for the next start
+    #[command(visible_alias = "create")]
     Add(Add),
     /// Change keys of a volume while its guest goes on, its policy included
     Set(Set),
     /// Detach and forget a volume; its origin's data is never touched
+    #[command(visible_alias = "delete")]
     Rm(Remove),
     /// Bring dirty data to the origin
     #[command(visible_alias = "flush")]
@@ -222,12 +229,6 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
     }
 }
 
-/// The URL of a volume. A name that is not one never gets into a URL.
-pub(super) fn url(name: &str, rest: &str) -> Result<String> {
-    check_name(name).map_err(|_| Error::no_volume(name))?;
-    Ok(format!("/v1/volumes/{name}{rest}"))
-}
-
 fn list(context: &Context, command: &List) -> Result<()> {
     let document = context.client()?.get("/v1/volumes")?;
     let output = context.output();
@@ -318,12 +319,14 @@ fn give(context: &Context, command: &Show) -> Result<()> {
     let disk = disk(context, &command.name)?;
     let pasted = match command.qemu {
         true => {
-            let memory = parse_size(&command.memory).ok_or_else(|| {
-                let said = &command.memory;
-                Error::usage(format!(
-                    "--memory: {said:?} is no size; write the guest's memory as in 4GiB"
-                ))
-            })?;
+            let memory = arguments::size("--memory", &command.memory)?;
+            if memory > GUEST_BYTES_MAX {
+                let most = show_size(GUEST_BYTES_MAX);
+                return Err(Error::usage(format!(
+                    "--memory: {} is too large; write at most {most}",
+                    command.memory
+                )));
+            }
             attach::qemu(&disk, command.nbd, memory)?
         }
         false => attach::libvirt(&disk, command.nbd)?,

@@ -31,6 +31,7 @@ mod formats;
 mod front_end;
 mod guest;
 mod guest_limits;
+mod habits;
 mod hostile;
 mod hostile_rings;
 mod images;

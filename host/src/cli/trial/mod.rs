@@ -21,13 +21,13 @@ mod place;
 mod signals;
 mod words;
 
+use super::arguments::url;
 use super::attach::{self, Disk};
 use super::offline::{self, Places};
 use super::output::{self, Output};
 use super::progress::{Progress, Work};
 use super::recover;
 use super::top;
-use super::volume::url;
 use super::{Context, cache};
 use crate::admin::client::{Client, PATIENT};
 use crate::config::units::human_bytes;
