@@ -24,6 +24,7 @@ pub mod lock;
 pub mod marks;
 pub mod natural;
 pub mod nbd;
+pub mod nbdlink;
 pub mod origin;
 pub mod peer;
 pub mod qmp;

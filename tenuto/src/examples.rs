@@ -133,6 +133,10 @@ const VOLUME: &[Verb] = &[
         &["volume quiesce desk-001", "volume resume desk-001"],
     ),
     (
+        "volume device",
+        &["volume device desk-001", "volume device desk-001 --detach"],
+    ),
+    (
         "volume map",
         &["volume map desk-001", "volume map desk-001 --json"],
     ),

@@ -13,6 +13,7 @@ mod cluster;
 mod clustered;
 mod config;
 mod copies;
+mod device;
 mod drain;
 mod events;
 mod image;

@@ -53,6 +53,8 @@ pub enum Command {
     Quiesce(Named),
     /// Close a backup window
     Resume(Named),
+    /// Give this host a block device of a volume, for programs that take no other disk
+    Device(super::device::AsDevice),
     /// Show where each range lies: RAM, SSD or origin
     Map(super::map::Map),
     /// Go on with a held volume from its last destaged state
@@ -223,6 +225,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Resize(command) => resize(context, &command),
         Command::Quiesce(command) => quiesce(context, &command.name),
         Command::Resume(command) => resume(context, &command.name),
+        Command::Device(command) => super::device::run(context, &command),
         Command::Map(command) => super::map::run(context, &command),
         Command::AcceptLoss(command) => accept_loss(context, &command),
         Command::Takeover(command) => takeover(context, &command),

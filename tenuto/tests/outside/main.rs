@@ -21,6 +21,7 @@ mod common;
 mod corruption;
 mod crash_images;
 mod demo;
+mod device;
 mod die_at;
 mod documents;
 mod drain;
