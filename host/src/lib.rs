@@ -5,6 +5,7 @@
 //! demonstrates, which is in `lab`.
 
 pub mod admin;
+pub mod backup;
 pub mod buffer;
 pub mod cachedev;
 pub mod cli;

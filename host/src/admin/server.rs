@@ -246,6 +246,16 @@ fn routes() -> Vec<Route> {
             &["post"],
             post(snapshot_volume),
         ),
+        (
+            "/v1/volumes/{name}/checkpoints",
+            &["get", "post"],
+            get(list_checkpoints).post(add_checkpoint),
+        ),
+        (
+            "/v1/volumes/{name}/checkpoints/{checkpoint}",
+            &["get", "delete"],
+            get(checkpoint_map).delete(delete_checkpoint),
+        ),
         ("/v1/volumes/{name}/{verb}", &["post"], post(volume_verb)),
         ("/v1/history", &["get"], get(history)),
         ("/v1/events", &["get"], get(follow_events)),
@@ -478,6 +488,9 @@ struct Waiting {
     overwrite: Option<String>,
     #[serde(default)]
     fenced: bool,
+    checkpoint: Option<String>,
+    #[serde(default)]
+    force: bool,
 }
 
 async fn volume_verb(
@@ -499,16 +512,20 @@ async fn volume_verb(
             return reply(Err::<Value, _>(error));
         }
         "commit" => |admin, name, _| admin.commit(name),
-        "quiesce" => |admin, name, _| admin.quiesce(name),
-        "resume" => |admin, name, _| admin.resume(name),
+        "quiesce" => Admin::quiesce,
+        "resume" => |admin, name, force| admin.resume(name, force.is_some()),
         _ => return no_such_path(),
     };
     run(move || {
         told(&admin, &verb, Some(&name), || {
             // Named again, it is confirmed.
             let overwrite = waiting.overwrite.filter(|again| !again.is_empty());
-            let again = overwrite.or(waiting.discard_dirty);
-            let outcome = order(&admin, &name, again.as_deref())?;
+            let argument = match verb.as_str() {
+                "quiesce" => waiting.checkpoint,
+                "resume" => waiting.force.then(String::new),
+                _ => overwrite.or(waiting.discard_dirty),
+            };
+            let outcome = order(&admin, &name, argument.as_deref())?;
             shown(&admin, &name, outcome)
         })
     })
@@ -613,6 +630,58 @@ async fn snapshot_volume(
         told(&admin, "snapshot", Some(&name), || {
             let outcome = admin.snapshot(&name, snapshot, plain)?;
             shown(&admin, &name, outcome)
+        })
+    })
+    .await
+}
+
+async fn list_checkpoints(State(admin): App, UrlPath(name): UrlPath<String>) -> Response {
+    run(move || admin.checkpoints(&name)).await
+}
+
+async fn add_checkpoint(
+    State(admin): App,
+    UrlPath(name): UrlPath<String>,
+    body: String,
+) -> Response {
+    run(move || {
+        let document = match body.trim() {
+            "" => Map::new(),
+            body => parse_body(body)?,
+        };
+        if let Some(key) = document.keys().find(|key| *key != "name") {
+            return Err(Error::usage(format!("{key}: unknown key; there is name")));
+        }
+        let checkpoint = match document.get("name") {
+            None => None,
+            Some(Value::String(name)) => Some(name.as_str()),
+            Some(_) => {
+                return Err(Error::usage(
+                    "name: is no text; write {\"name\": \"monday\"}",
+                ));
+            }
+        };
+        told(&admin, "checkpoint", Some(&name), || {
+            admin.checkpoint(&name, checkpoint)
+        })
+    })
+    .await
+}
+
+async fn checkpoint_map(
+    State(admin): App,
+    UrlPath((name, checkpoint)): UrlPath<(String, String)>,
+) -> Response {
+    run(move || admin.changes(&name, &checkpoint)).await
+}
+
+async fn delete_checkpoint(
+    State(admin): App,
+    UrlPath((name, checkpoint)): UrlPath<(String, String)>,
+) -> Response {
+    run(move || {
+        told(&admin, "checkpoint --delete", Some(&name), || {
+            admin.delete_checkpoint(&name, &checkpoint)
         })
     })
     .await

@@ -198,13 +198,31 @@ impl Machine for Fake {
         Ok(())
     }
 
-    fn quiesce(&self, name: &str) -> Result<()> {
-        self.state().orders.push(format!("quiesce {name}"));
+    fn quiesce(&self, name: &str, checkpoint: Option<&str>) -> Result<()> {
+        let checkpoint = checkpoint.unwrap_or_default();
+        self.state()
+            .orders
+            .push(format!("quiesce {name} {checkpoint}"));
         Ok(())
     }
 
-    fn resume(&self, name: &str) -> Result<()> {
-        self.state().orders.push(format!("resume {name}"));
+    fn resume(&self, name: &str, force: bool) -> Result<()> {
+        self.state().orders.push(format!("resume {name} {force}"));
+        Ok(())
+    }
+
+    fn checkpoints(&self, _: &str) -> Result<Vec<CheckpointShown>> {
+        Ok(Vec::new())
+    }
+
+    fn changes(&self, _: &str, _: &str) -> Result<Bitmap> {
+        Ok(Bitmap::new(1 << 20))
+    }
+
+    fn forget_checkpoint(&self, name: &str, checkpoint: &str) -> Result<()> {
+        self.state()
+            .orders
+            .push(format!("forget {name} {checkpoint}"));
         Ok(())
     }
 

@@ -9,6 +9,7 @@
 pub mod arguments;
 mod attach;
 mod cache;
+mod checkpoint;
 mod cluster;
 mod clustered;
 mod config;

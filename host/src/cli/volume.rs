@@ -2,6 +2,7 @@
 
 use super::Context;
 use super::attach::{self, Disk};
+use super::checkpoint;
 use super::copies;
 use super::output::{self, Output};
 use super::progress::{self, Pending, Progress, Work};
@@ -43,9 +44,11 @@ pub enum Command {
     /// Change the size of a volume and its image, while its guest goes on
     Resize(Resize),
     /// Open a backup window: the image has all that was written, and nothing writes it
-    Quiesce(Named),
+    Quiesce(checkpoint::Quiesce),
     /// Close a backup window
-    Resume(Named),
+    Resume(checkpoint::Resume),
+    /// Know from now on what changes, for incremental backups
+    Checkpoint(checkpoint::Checkpoint),
     /// Show where each range lies: RAM, SSD or origin
     Map(super::map::Map),
     /// Go on with a held volume from its last destaged state
@@ -214,8 +217,9 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Merge(command) => merge(context, &command),
         Command::Rebase(command) => rebase(context, &command),
         Command::Resize(command) => resize(context, &command),
-        Command::Quiesce(command) => quiesce(context, &command.name),
-        Command::Resume(command) => resume(context, &command.name),
+        Command::Quiesce(command) => checkpoint::quiesce(context, &command),
+        Command::Resume(command) => checkpoint::resume(context, &command),
+        Command::Checkpoint(command) => checkpoint::run(context, &command),
         Command::Map(command) => super::map::run(context, &command),
         Command::AcceptLoss(command) => accept_loss(context, &command),
         Command::Takeover(command) => takeover(context, &command),
@@ -704,20 +708,6 @@ fn snapshot(context: &Context, command: &Snapshot) -> Result<()> {
     done(context, &reply, &format!("volume {name}: snapshot taken"))
 }
 
-fn quiesce(context: &Context, name: &str) -> Result<()> {
-    let path = url(name, "/quiesce")?;
-    let reply = context.client()?.post(&path, None, PATIENT)?;
-    let done_is = "its image has all that was written, and rests until `tenuto volume resume`";
-    done(context, &reply, &format!("volume {name}: {done_is}"))
-}
-
-fn resume(context: &Context, name: &str) -> Result<()> {
-    let path = url(name, "/resume")?;
-    let reply = context.client()?.post(&path, None, PATIENT)?;
-    let what = "its image rested all the time, and is written again";
-    done(context, &reply, &format!("volume {name}: {what}"))
-}
-
 fn destage(context: &Context, command: &Destage) -> Result<()> {
     let client = context.client()?;
     let names = match &command.name {
@@ -829,7 +819,7 @@ fn commit(context: &Context, name: &str) -> Result<()> {
     done(context, &reply, &format!("volume {name}: committed"))
 }
 
-fn done(context: &Context, reply: &Value, line: &str) -> Result<()> {
+pub(super) fn done(context: &Context, reply: &Value, line: &str) -> Result<()> {
     context.output().confirmation(reply, || {
         let notes = reply["notes"].as_array().map_or(&[][..], Vec::as_slice);
         let notes = notes

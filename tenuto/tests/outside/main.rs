@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod agents;
+mod backup;
 mod bench;
 mod cli;
 mod clients;

@@ -165,6 +165,20 @@ fn replies_of_a_live_daemon_are_what_the_document_of_the_interface_says() {
             held("POST", &format!("{path}?wait=true"), orders, "");
         }
     }
+    let (all, each) = (
+        "/v1/volumes/{name}/checkpoints",
+        "/v1/volumes/{name}/checkpoints/{checkpoint}",
+    );
+    for volume in ["disk", "clone", "nobody"] {
+        let path = format!("/v1/volumes/{volume}/checkpoints");
+        held("POST", &path, all, "{\"name\":\"monday\"}");
+        held("POST", &path, all, "{\"colour\":1}");
+        held("GET", &path, all, "");
+        for name in ["monday", "sunday"] {
+            held("GET", &format!("{path}/{name}"), each, "");
+            held("DELETE", &format!("{path}/{name}"), each, "");
+        }
+    }
     held("DELETE", "/v1/volumes/more", one, "");
     held("POST", "/v1/reload", "/v1/reload", "");
     held("POST", "/v1/cache/scrub", "/v1/cache/scrub", "");
