@@ -9,6 +9,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
 use workload::rng::Rng;
@@ -60,6 +61,8 @@ fn load(rig: &Rig, volume: &str, seed: u64, stop: &AtomicBool, answered: &Atomic
         change(&mut client, &mut random, number, LOADED - MIB);
         client.write(LOADED - 4096, &number.to_le_bytes());
         answered.store(number, Ordering::SeqCst);
+        // So that the log has room for all of a window, however slow the machine is.
+        std::thread::park_timeout(Duration::from_millis(3));
     }
     client.disconnect();
 }
@@ -362,6 +365,7 @@ fn the_disks_of_a_group_are_backed_up_at_one_cut() {
                 one.write(0, &number.to_le_bytes());
                 two.write(0, &number.to_le_bytes());
                 answered.store(number, Ordering::SeqCst);
+                std::thread::park_timeout(Duration::from_millis(1));
             }
         });
         for round in 0..3 {
@@ -406,7 +410,10 @@ fn a_qcow2_volume_is_backed_up_through_its_whole_chain() {
     let mut random = Rng::new(seed(72));
     let mut shadow = vec![0; BYTES as usize];
     random.fill(&mut shadow[..8 << 20]);
-    fs::write(&base, &shadow).expect("write the base");
+    let file = fs::File::options().write(true).open(&base).expect("open");
+    file.write_all_at(&shadow[..8 << 20], 0)
+        .expect("write the base");
+    drop(file);
     let top = rig.dir.join("top.qcow2");
     let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b"];
     run(
