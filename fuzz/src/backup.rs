@@ -1,8 +1,8 @@
 //! The head of a checkpoint of a volume, as a file in `state-dir` or in `stage-dir` has it.
 //!
-//! Invariants: what was accepted is written back as it was read; no bitmap is announced that is larger
-//! than that of the largest disk. The checksum is put right first, because noise would never get past
-//! it.
+//! Invariants: what was accepted is written back as it was read; no bitmap is announced that is
+//! larger than that of the largest disk. The checksum is put right first, because noise would never
+//! get past it.
 
 use host::backup::bitmap::{BITMAP_BYTES_MAX, words_for};
 use host::backup::file::{HEAD_BYTES, Head, seal};

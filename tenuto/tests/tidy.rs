@@ -105,6 +105,7 @@ const CLOCKS_AND_THREADS: &[&str] = &[
     "host/src/shard",
     "host/src/daemon",
     "host/src/admin",
+    "host/src/backup",
     "host/src/cli",
     "host/src/cluster",
     "host/src/unit",

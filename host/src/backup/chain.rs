@@ -12,17 +12,18 @@
 //!                                Kept          any ─▶ Lost: what changed is not known
 //! ```
 //!
-//! Owns one file for each in `<state-dir>/checkpoints/<volume>/`, and which bitmaps outlive the daemon.
-//! A write sets one bit, whatever the number of checkpoints, and a second one only while a window is
-//! open. Always true:
+//! Owns one file for each in `<state-dir>/checkpoints/<volume>/`, and which bitmaps outlive the
+//! daemon. A write sets one bit, whatever the number of checkpoints, and a second one only while a
+//! window is open. Always true:
 //!
-//! - The bits of a checkpoint cover all that changed from before its cut up to the cut of the next one.
-//!   The next one's begin before the image is ordered to rest, and those before go on until it does,
-//!   so what is in flight at the cut is in both. A bit too many is right, one too few never.
-//! - A file says *Kept* only while nothing can change: it says *Tracked*, on media, before the shard
-//!   can let a change in.
-//! - *Tracked* counts only with the bitmap of that number and of this boot, and with the image that it
-//!   had. Where that is not so the checkpoint is lost, and with it all before it, which need its bits.
+//! - The bits of a checkpoint cover all that changed from before its cut up to the cut of the next
+//!   one. The next one's begin before the image is ordered to rest, and those before go on until it
+//!   does, so what is in flight at the cut is in both. A bit too many is right, one too few never.
+//! - A file says *Kept* only while nothing can change: it says *Tracked*, on media, before the
+//!   shard can let a change in.
+//! - *Tracked* counts only with the bitmap of that number and of this boot, and with the image that
+//!   it had. Where that is not so the checkpoint is lost, and with it all before it, which need its
+//!   bits.
 //! - A checkpoint whose window did not end by a resume is gone, and those before go on as if it had
 //!   never been begun.
 //!
@@ -379,7 +380,8 @@ impl Chain {
         self.all.is_empty() && self.making.is_none()
     }
 
-    /// Begins a checkpoint: from the moment in which the shard knows its bitmap changes count for it.
+    /// Begins a checkpoint: from the moment in which the shard knows its bitmap changes count for
+    /// it.
     pub fn begin(&mut self, name: &str, created: u64, size_bytes: u64) -> io::Result<()> {
         assert!(self.making.is_none(), "one window at a time");
         fs::create_dir_all(&self.directory)?;
@@ -488,7 +490,8 @@ impl Chain {
         fs::remove_file(self.path(&head))
     }
 
-    /// Forgets a checkpoint; what changed after it counts for the one before. False if there is none.
+    /// Forgets a checkpoint; what changed after it counts for the one before. False if there is
+    /// none.
     pub fn delete(&mut self, name: &str) -> io::Result<bool> {
         let named = |it: &Checkpoint| it.head.name == name;
         let Some(at) = self.all.iter().position(named) else {

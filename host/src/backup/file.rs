@@ -1,8 +1,8 @@
 //! The file of one checkpoint: a head of 512 bytes, and from 4096 on its bitmap, if it has one.
 //!
-//! Owns the bytes (docs/format.md). Always true: a head is believed only with its checksum, a bitmap
-//! only with the one that its head has of it, and no length in it before it is compared with a named
-//! bound. Deliberately absent: what a state allows (`chain`).
+//! Owns the bytes (docs/format.md). Always true: a head is believed only with its checksum, a
+//! bitmap only with the one that its head has of it, and no length in it before it is compared with
+//! a named bound. Deliberately absent: what a state allows (`chain`).
 
 use super::bitmap::{BITMAP_BYTES_MAX, Bitmap, GRAIN_BYTES, words_for};
 use engine::types::Uuid;
@@ -33,13 +33,13 @@ pub enum State {
     Kept,
     /// What changed up to the next checkpoint follows, and is not changed any more.
     Frozen,
-    /// Nobody knows what has changed.
+    /// What has changed is not known.
     Lost,
     /// Not a checkpoint: the head of a bitmap that outlives the daemon.
     Live,
 }
 
-/// Why nobody knows what has changed since a checkpoint.
+/// Why it is not known what has changed since a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reason {
     #[default]

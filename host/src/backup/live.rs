@@ -4,10 +4,10 @@
 //! page 0: head (see `file`, state *live*) │ from 4096 on: the words of the bitmap
 //! ```
 //!
-//! Owns the file `<stage-dir>/tenuto-<cache uuid>.<volume>.<number of this bitmap>`. Always true: the
-//! shard sets a bit before the engine hears of the change, so that a daemon which is killed at any
-//! instant leaves no change without its bit; every page is allocated; only a file of this boot, of
-//! this number and of this user is taken, so that none from before a power loss is. Deliberately
+//! Owns the file `<stage-dir>/tenuto-<cache uuid>.<volume>.<number of this bitmap>`. Always true:
+//! the shard sets a bit before the engine hears of the change, so that a daemon which is killed at
+//! any instant leaves no change without its bit; every page is allocated; only a file of this boot,
+//! of this number and of this user is taken, so that none from before a power loss is. Deliberately
 //! absent: what the bits are between (`chain`).
 
 use super::bitmap::{BITMAP_BYTES_MAX, Bitmap, GRAIN_BYTES, words_for};

@@ -6,11 +6,11 @@
 //! ```
 //!
 //! Owns the time in which backups can be read ([`Window`]), one for all members of a group, and who
-//! reads. Always true: a window that is cut is open never again; it is cut before anything is written
-//! to an image in it, and what a client read is sent only if the window was open afterwards, so a
-//! client never gets a byte that was written after the cut of its rest; a resume that is not forced
-//! ends no window that a client reads. Deliberately absent: how an image comes to rest (the engine),
-//! and when a checkpoint begins and ends (`daemon::backup`).
+//! reads. Always true: a window that is cut is open never again; it is cut before anything is
+//! written to an image in it, and what a client read is sent only if the window was open
+//! afterwards, so a client never gets a byte that was written after the cut of its rest; a resume
+//! that is not forced ends no window that a client reads. Deliberately absent: how an image comes
+//! to rest (the engine), and when a checkpoint begins and ends (`daemon::backup`).
 
 pub mod bitmap;
 pub mod chain;
@@ -75,7 +75,7 @@ impl Window {
         }
     }
 
-    /// Ends it unless somebody reads; who does, and which volumes.
+    /// Ends it unless clients read; who does, and which volumes.
     pub fn cut_if_unread(&self) -> Result<(), Vec<String>> {
         let clients = self.clients();
         if clients.sockets.is_empty() || !self.is_open() {
@@ -161,11 +161,11 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_is_read_is_cut_only_by_force_and_nobody_comes_afterwards() {
+    fn a_window_that_is_read_is_cut_only_by_force_and_lets_no_client_in_afterwards() {
         let window = Window::default();
         let number = window.enter("a", &Peer::Hidden, &socket());
         let number = number.expect("it has a descriptor").expect("it is open");
-        let who = window.cut_if_unread().expect_err("somebody reads");
+        let who = window.cut_if_unread().expect_err("a client reads");
         assert!(who[0].ends_with("reads a@backup"), "{who:?}");
         assert!(window.is_open() && window.readers("a") == 1);
         window.leave(number);

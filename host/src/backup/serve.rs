@@ -1,9 +1,9 @@
 //! One client of a backup, on a thread of its own.
 //!
-//! Owns its connection from the moment in which it has chosen its export. Always true: what was read
-//! is sent only if the window was open after the read; requests are answered one after another, so a
-//! client that wants more at a time opens more connections, as the protocol offers; all it can do is
-//! read. Deliberately absent: the negotiation, which the shard has led.
+//! Owns its connection from the moment in which it has chosen its export. Always true: what was
+//! read is sent only if the window was open after the read; requests are answered one after
+//! another, so a client that wants more at a time opens more connections, as the protocol offers;
+//! all it can do is read. Deliberately absent: the negotiation, which the shard has led.
 
 use super::source::Reader;
 use super::{Backup, Window};

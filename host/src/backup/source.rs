@@ -1,9 +1,9 @@
 //! Where the bytes of an image at rest come from.
 //!
 //! Owns their reading, for a thread that may wait. Always true: an image is read through all of its
-//! files, with the length and the header that they have in the window; each reader has its own tables
-//! and, of an origin behind NBD, its own connection. Deliberately absent: whether the window is still
-//! open afterwards (`serve`).
+//! files, with the length and the header that they have in the window; each reader has its own
+//! tables and, of an origin behind NBD, its own connection. Deliberately absent: whether the window
+//! is still open afterwards (`serve`).
 
 use crate::frontend::nbd::{Extent, ExtentState};
 use crate::origin::chain::{Link, chain_of};

@@ -5,7 +5,7 @@
 
 use super::Context;
 use super::output;
-use super::volume::{done, number, text, url};
+use super::reply::{done, number, text, url};
 use crate::admin::client::PATIENT;
 use crate::config::keys::check_name;
 use crate::config::units::human_bytes;

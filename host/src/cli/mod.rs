@@ -29,6 +29,7 @@ pub mod progress;
 mod recover;
 mod relayout;
 mod reload;
+mod reply;
 mod scrub;
 mod serve;
 mod status;

@@ -6,6 +6,8 @@ use super::checkpoint;
 use super::copies;
 use super::output::{self, Output};
 use super::progress::{self, Pending, Progress, Work};
+use super::reply::done;
+pub(super) use super::reply::{number, text, url};
 use crate::admin::client::{Client, PATIENT, PROMPT};
 use crate::config::keys::check_name;
 use crate::config::parse::split_argument;
@@ -224,12 +226,6 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::AcceptLoss(command) => accept_loss(context, &command),
         Command::Takeover(command) => takeover(context, &command),
     }
-}
-
-/// The URL of a volume. A name that is not one never gets into a URL.
-pub(super) fn url(name: &str, rest: &str) -> Result<String> {
-    check_name(name).map_err(|_| Error::no_volume(name))?;
-    Ok(format!("/v1/volumes/{name}{rest}"))
 }
 
 fn list(context: &Context, command: &List) -> Result<()> {
@@ -817,25 +813,6 @@ fn commit(context: &Context, name: &str) -> Result<()> {
         .client()?
         .post(&url(name, "/commit")?, None, PATIENT)?;
     done(context, &reply, &format!("volume {name}: committed"))
-}
-
-pub(super) fn done(context: &Context, reply: &Value, line: &str) -> Result<()> {
-    context.output().confirmation(reply, || {
-        let notes = reply["notes"].as_array().map_or(&[][..], Vec::as_slice);
-        let notes = notes
-            .iter()
-            .filter_map(Value::as_str)
-            .map(|note| format!("note: {note}\n"));
-        std::iter::once(format!("{line}\n")).chain(notes).collect()
-    })
-}
-
-pub(super) fn text(value: &Value) -> String {
-    value.as_str().unwrap_or("-").into()
-}
-
-pub(super) fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or(0)
 }
 
 fn age(value: &Value) -> String {

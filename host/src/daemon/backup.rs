@@ -6,9 +6,10 @@
 //! ```
 //!
 //! Always true: one window for a volume and its group, in which all of them stand at one cut; a
-//! checkpoint is confirmed only after the engine has said that the image rested all the time; a volume
-//! that joins is marked from its first change on, or its checkpoints are lost on media before. A volume
-//! of a cluster has none, because another host may write it. Deliberately absent: the bytes of both.
+//! checkpoint is confirmed only after the engine has said that the image rested all the time; a
+//! volume that joins is marked from its first change on, or its checkpoints are lost on media
+//! before. A volume of a cluster has none, because another host may write it. Deliberately absent:
+//! the bytes of both.
 
 use super::snapshot::check_policy;
 use super::volumes::Entry;
@@ -114,12 +115,12 @@ fn name_of(origin: &Path) -> u64 {
 
 fn failed(volume: &str, error: &io::Error) -> VolumeError {
     VolumeError::Origin(format!(
-        "volume {volume}: its checkpoints cannot be read or written: {error}; state-dir and stage-dir \
-         must have room and be writable"
+        "volume {volume}: its checkpoints cannot be read or written: {error}; state-dir and \
+         stage-dir must have room and be writable"
     ))
 }
 
-/// What is told where nobody waits for it.
+/// What is told where no command waits for it.
 fn tell(volume: &str, done: io::Result<()>) {
     if let Err(error) = done {
         tracing::error!(volume = %volume, "{}", failed(volume, &error));
@@ -335,7 +336,7 @@ impl Backups {
         windows.retain(|_, other| !Arc::ptr_eq(other, opened));
     }
 
-    /// The window of a volume that is to end; nobody else ends it.
+    /// The window of a volume that is to end; no other order ends it.
     fn take_to_end(
         &self,
         name: &str,
@@ -377,9 +378,9 @@ impl Opened {
 }
 
 impl Daemon {
-    /// Returns when the image has all that was written before, and that of each member of its group;
-    /// nothing writes them until [`Daemon::volume_resume`], and clients can read them meanwhile. With
-    /// a name, a checkpoint at this cut is there after that.
+    /// Returns when the image has all that was written before, and that of each member of its
+    /// group; nothing writes them until [`Daemon::volume_resume`], and clients can read them
+    /// meanwhile. With a name, a checkpoint at this cut is there after that.
     pub fn volume_quiesce(&self, name: &str, checkpoint: Option<&str>) -> Result<(), VolumeError> {
         let entry = self.known(name)?;
         check_policy(&entry, "quiesced")?;

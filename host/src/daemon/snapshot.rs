@@ -52,8 +52,8 @@ enum Step {
 }
 
 impl Daemon {
-    /// Lets the images be written again. Fails where they did not rest all the time. Gives up a rest
-    /// that has not begun yet.
+    /// Lets the images be written again. Fails where they did not rest all the time. Gives up a
+    /// rest that has not begun yet.
     pub(super) fn end_quiesce(&self, name: &str) -> Result<(), VolumeError> {
         let volume = self.known(name)?.id;
         let resumed = self.command(name, Command::Resume { volume });

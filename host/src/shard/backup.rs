@@ -1,18 +1,17 @@
 //! What the shard does for backups: it marks changes, cuts windows, and hands clients on.
 //!
 //! Always true: the bit of a change is set before the engine hears of it, and one that the engine
-//! knows when a bitmap comes is marked in that as well, so a bitmap has all that is not in the image
-//! at a later cut; a window is cut before the first write to one of its images is given to a device;
-//! a client that reads a backup is no client of its volume, and the shard keeps nothing of it.
-//! Deliberately absent: what the clients are answered (`backup::serve`).
+//! knows when a bitmap comes is marked in that as well, so a bitmap has all that is not in the
+//! image at a later cut; a window is cut before the first write to one of its images is given to a
+//! device; a client that reads a backup is no client of its volume, and the shard keeps nothing of
+//! it. Deliberately absent: what the clients are answered (`backup::serve`).
 
 use super::command::Waiter;
 use super::conn::{Conn, Life};
-use super::control::Answer;
+use super::control::{Answer, BackupOrder};
 use super::{Decide, Shard};
 use crate::backup::live::Live;
-use crate::backup::serve::{self, Chosen};
-use crate::backup::{Backup, Window};
+use crate::backup::{Backup, Window, serve};
 use engine::event::{Command, Event, Refusal};
 use engine::types::{RequestId, Span, VolumeId};
 use std::collections::BTreeMap;
@@ -86,8 +85,21 @@ impl Backups {
 }
 
 impl<E: Decide> Shard<E> {
+    pub(super) fn backup_order(&mut self, order: BackupOrder) {
+        match order {
+            BackupOrder::Window(order, answer) => self.begin_window(*order, answer),
+            BackupOrder::Show(backups, answer) => {
+                let _ = answer.send(self.show_backups(backups));
+            }
+            BackupOrder::Track(volume, lives, answer) => {
+                self.track(volume, lives);
+                let _ = answer.send(());
+            }
+        }
+    }
+
     /// From now on changes of a volume are marked in these.
-    pub(super) fn track(&mut self, volume: VolumeId, lives: Vec<Arc<Live>>) {
+    fn track(&mut self, volume: VolumeId, lives: Vec<Arc<Live>>) {
         self.backups.joined(volume, lives);
         if !self.backups.tracked.contains_key(&volume) {
             return;
@@ -106,7 +118,7 @@ impl<E: Decide> Shard<E> {
     }
 
     /// Orders the images of a volume and its group to rest for a window.
-    pub(super) fn begin_window(
+    fn begin_window(
         &mut self,
         (volume, members, window): (VolumeId, Vec<VolumeId>, Arc<Window>),
         answer: Answer<Result<(), Refusal>>,
@@ -128,7 +140,7 @@ impl<E: Decide> Shard<E> {
     }
 
     /// Shows the members of a window to clients, if it is open still.
-    pub(super) fn show_backups(&mut self, backups: Vec<(VolumeId, Arc<Backup>)>) -> bool {
+    fn show_backups(&mut self, backups: Vec<(VolumeId, Arc<Backup>)>) -> bool {
         let open = |(_, backup): &(_, Arc<Backup>)| backup.window.is_open();
         if !backups.iter().all(open) {
             return false;
@@ -155,6 +167,3 @@ impl<E: Decide> Shard<E> {
         self.let_socket_go(slot, conn);
     }
 }
-
-/// What a client that has chosen a backup goes on with.
-pub(super) type Taken = (Arc<Backup>, Chosen);

@@ -118,14 +118,7 @@ impl<E: Decide> Shard<E> {
                 let _ = answer.send(self.attach(*attach));
             }
             Request::Command(command, answer) => self.begin_command(command, answer),
-            Request::Window(order, answer) => self.begin_window(*order, answer),
-            Request::Backups(backups, answer) => {
-                let _ = answer.send(self.show_backups(backups));
-            }
-            Request::Track(volume, lives, answer) => {
-                self.track(volume, lives);
-                let _ = answer.send(());
-            }
+            Request::Backup(order) => self.backup_order(order),
             Request::Exchange(exchange, answer) => self.begin_exchange(exchange, answer),
             Request::Prove(attach, answer) => self.begin_proof(attach, answer),
             Request::FindImage(volume, answer) => {

@@ -13,7 +13,6 @@
 //!    |---chooses a backup--> HandedOver --all sent: another thread has it--> Dead
 //! ```
 
-use super::backup::Taken;
 use super::control::Arrival;
 use super::request::Task;
 use super::writer::Seen;
@@ -97,6 +96,9 @@ impl Outbox {
         }
     }
 }
+
+/// What a client that has chosen a backup goes on with.
+pub(super) type Taken = (Arc<Backup>, Chosen);
 
 pub(super) struct Conn {
     socket: OwnedFd,
@@ -357,31 +359,7 @@ impl<E: Decide> Shard<E> {
                 conn.out.bytes(&bytes);
                 self.queue_send(slot, conn);
             }
-            Some(Step::Attach { export, reply })
-                if let Some(backup) = self.exports.backup(&export.name) =>
-            {
-                if let Some(key) = conn.deadline.take() {
-                    self.timers.cancel(key);
-                }
-                conn.backup = Some((backup, reply));
-                conn.life = Life::HandedOver;
-            }
-            Some(Step::Attach { export, reply }) => {
-                conn.volume = self.exports.volume(&export.name);
-                conn.writes = !export.read_only;
-                if !conn.writes
-                    && let Some(writer) = self.other_writer(conn, &export.name)
-                {
-                    let (name, peer) = (&export.name, &conn.peer);
-                    tracing::info!(
-                        "volume {name}: {peer} may only read, because {writer} writes it"
-                    );
-                }
-                if let Some(key) = conn.deadline.take() {
-                    self.timers.cancel(key);
-                }
-                self.come_in(slot, conn, reply);
-            }
+            Some(Step::Attach { export, reply }) => self.attached(slot, conn, &export, reply),
             Some(Step::Request(request)) => self.begin(slot, conn, request),
             Some(Step::StartTls { .. }) => panic!("a listener with TLS is not the shard's"),
             Some(Step::Await { name }) => {
@@ -411,6 +389,27 @@ impl<E: Decide> Shard<E> {
             }
         }
         true
+    }
+
+    /// A client has chosen its export.
+    fn attached(&mut self, slot: u32, conn: &mut Conn, export: &nbd::Export, reply: Vec<u8>) {
+        if let Some(key) = conn.deadline.take() {
+            self.timers.cancel(key);
+        }
+        if let Some(backup) = self.exports.backup(&export.name) {
+            conn.backup = Some((backup, reply));
+            conn.life = Life::HandedOver;
+            return;
+        }
+        conn.volume = self.exports.volume(&export.name);
+        conn.writes = !export.read_only;
+        if !conn.writes
+            && let Some(writer) = self.other_writer(conn, &export.name)
+        {
+            let (name, peer) = (&export.name, &conn.peer);
+            tracing::info!("volume {name}: {peer} may only read, because {writer} writes it");
+        }
+        self.come_in(slot, conn, reply);
     }
 
     /// Lets the payload of a write follow into its buffer.

@@ -225,17 +225,23 @@ pub(super) struct GuestOpen {
     pub shared: bool,
 }
 
+/// What backups ask for.
+pub(super) enum BackupOrder {
+    /// Images are to rest: of a volume and its group, in this window.
+    Window(
+        Box<(VolumeId, Vec<VolumeId>, Arc<Window>)>,
+        Answer<Result<(), Refusal>>,
+    ),
+    Show(Vec<(VolumeId, Arc<Backup>)>, Answer<bool>),
+    Track(VolumeId, Vec<Arc<Live>>, Answer<()>),
+}
+
 /// What can be asked of the shard.
 pub(super) enum Request<S> {
     Place(String, Answer<VolumeId>),
     Attach(Box<Attach<S>>, Answer<Result<(), OpenError>>),
     Command(Command, Answer<Result<(), Refusal>>),
-    Window(
-        Box<(VolumeId, Vec<VolumeId>, Arc<Window>)>,
-        Answer<Result<(), Refusal>>,
-    ),
-    Backups(Vec<(VolumeId, Arc<Backup>)>, Answer<bool>),
-    Track(VolumeId, Vec<Arc<Live>>, Answer<()>),
+    Backup(BackupOrder),
     Exchange(Box<Exchange>, Answer<Result<(), Refusal>>),
     Prove(Box<Attach<S>>, Answer<Result<(), AttachError>>),
     FindImage(VolumeId, Answer<Option<Arc<Mapped>>>),
@@ -351,8 +357,8 @@ impl<S> Handle<S> {
         Ok(CommandReply(reply))
     }
 
-    /// Brings the images of a volume and its group to rest, like [`Command::Quiesce`]; from then on the
-    /// window is cut as soon as something is written to the image of one of the members.
+    /// Brings the images of a volume and its group to rest, like [`Command::Quiesce`]; from then on
+    /// the window is cut as soon as something is written to the image of one of the members.
     pub fn open_window(
         &self,
         volume: VolumeId,
@@ -360,17 +366,17 @@ impl<S> Handle<S> {
         window: Arc<Window>,
     ) -> Result<(), CommandError> {
         let order = Box::new((volume, members, window));
-        Ok(self.ask(|answer| Request::Window(order, answer))??)
+        Ok(self.ask(|answer| Request::Backup(BackupOrder::Window(order, answer)))??)
     }
 
     /// Shows backups to clients until their windows end. False if these have ended already.
     pub fn show_backups(&self, backups: Vec<(VolumeId, Arc<Backup>)>) -> Result<bool, Stopped> {
-        self.ask(|answer| Request::Backups(backups, answer))
+        self.ask(|answer| Request::Backup(BackupOrder::Show(backups, answer)))
     }
 
     /// Marks changes of a volume in these from now on, those under way included.
     pub fn track(&self, volume: VolumeId, lives: Vec<Arc<Live>>) -> Result<(), Stopped> {
-        self.ask(|answer| Request::Track(volume, lives, answer))
+        self.ask(|answer| Request::Backup(BackupOrder::Track(volume, lives, answer)))
     }
 
     /// Exchanges the image of a volume that [`Command::Announce`] was replied for, while its guest

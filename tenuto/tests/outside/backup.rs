@@ -136,8 +136,8 @@ fn disk(lines: &str) -> (Rig, PathBuf) {
 
 const NEVER: &str = "destage-after = \"never\"";
 
-/// Fails when: a backup lacks what was answered before its order, has a byte of what was written after
-/// the cut, or an increment lacks a block that changed between two cuts.
+/// Fails when: a backup lacks what was answered before its order, has a byte of what was written
+/// after the cut, or an increment lacks a block that changed between two cuts.
 #[test]
 fn full_and_incremental_backups_under_load_are_the_images_at_their_cuts() {
     let test = "full_and_incremental_backups_under_load_are_the_images_at_their_cuts";
@@ -216,7 +216,8 @@ fn grains(ranges: &[(u64, u64)]) -> BTreeSet<u64> {
         .collect()
 }
 
-/// Fails when: a kill, an orderly stop or a deletion takes a bit away, or a kind of change has none.
+/// Fails when: a kill, an orderly stop or a deletion takes a bit away, or a kind of change has
+/// none.
 #[test]
 fn what_changed_is_known_after_a_kill_and_after_a_stop() {
     let test = "what_changed_is_known_after_a_kill_and_after_a_stop";
@@ -476,8 +477,8 @@ fn a_resume_waits_for_who_reads_a_backup_unless_it_is_forced() {
     daemon.stop();
 }
 
-/// Fails when: a client gets a byte that was written after the cut, once the log needs its room and the
-/// rest ends by itself; or a checkpoint of such a window counts.
+/// Fails when: a client gets a byte that was written after the cut, once the log needs its room and
+/// the rest ends by itself; or a checkpoint of such a window counts.
 #[test]
 fn a_window_that_ends_by_itself_sends_nothing_newer_and_leaves_no_checkpoint() {
     let (rig, image) = disk("destage-after = \"1s\"\ndirty-limit = \"4MiB\"");

@@ -29,8 +29,8 @@
 //!    send what these return without anything in between it and the payload that belongs to it.
 //!
 //! The protocol is the one of the NBD project's `doc/proto.md`, baseline and beyond: fixed
-//! newstyle, structured replies, `base:allocation`, and QEMU's `qemu:dirty-bitmap:NAME` of an export
-//! that has bitmaps.
+//! newstyle, structured replies, `base:allocation`, and QEMU's `qemu:dirty-bitmap:NAME` of an
+//! export that has bitmaps.
 
 mod handshake;
 mod reply;
