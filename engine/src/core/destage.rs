@@ -39,6 +39,7 @@ use crate::volume::ledger::{APPLY_MS_MAX, LedgerStep};
 use crate::volume::pace::Pace;
 use crate::volume::resend::RETRY_MS;
 use crate::volume::runs::next_run;
+use crate::volume::share::Pool;
 use crate::volume::unread::REREAD_MS;
 use crate::volume::{Destage, Epoch};
 use alloc::vec::Vec;
@@ -166,8 +167,8 @@ impl Core {
         let full = gauge.live * 10 >= gauge.capacity * 6;
         let low = self.log.is_low();
         let dirty_extents_full = self.extents.count() * 4 >= self.config.dirty_extents_max * 3;
-        let share = self.share(id);
         let volume = self.volume(id);
+        let share = volume.part(Pool::Log);
         // A volume that is never destaged for its age stays in the log as long as there is room:
         // it gives way within its own limit, and where it has more than its share.
         let stays = volume.tuning().destage_after_ms.is_none() && volume.charge() <= share;

@@ -90,7 +90,7 @@ impl Core {
     fn close_volumes(&mut self) -> Vec<VolumeId> {
         let lines = &self.lines;
         let mut closed = Vec::new();
-        for volume in self.volumes.iter_mut().flatten() {
+        for volume in self.volumes.iter_mut() {
             let owner = matches!(volume.policy, Policy::WriteBack | Policy::WriteThrough);
             // An orderly stop has closed it already, because it is clean.
             let released = volume.ledger().is_some_and(|it| !it.dirty);

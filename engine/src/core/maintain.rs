@@ -24,7 +24,7 @@
 //! again; then the rest is done with the next event, and a test build stops. Deliberately absent:
 //! what a step does.
 
-use super::Core;
+use super::{Core, evacuate};
 use crate::outbox::{Cx, Timer};
 use crate::types::VolumeId;
 
@@ -61,7 +61,8 @@ impl Core {
             self.fetches.pump(cx, &self.log, &mut self.scratch);
             self.pump_evacuation(cx);
             self.pump_lines(cx);
-            self.pump_scrub(cx);
+            let (scrub, sources, state) = self.of_scrub();
+            scrub.pump(cx, sources, state);
             self.do_without_checkpoint(cx);
             self.pump_park(cx);
             self.pump_checkpoint(cx);
@@ -139,6 +140,25 @@ impl Core {
         self.pump_destage(cx, id);
     }
 
+    /// Moves what lives in a segment, so that the segment can die.
+    fn pump_evacuation(&mut self, cx: &mut Cx<'_>) {
+        if self.evacuation.begin(cx, &mut self.log, &mut self.scratch) {
+            self.drop_queues();
+        }
+        let parts = evacuate::Parts {
+            volumes: &mut self.volumes,
+            log: &mut self.log,
+            scratch: &mut self.scratch,
+            fetches: &mut self.fetches,
+            swept: self.extents.is_swept(),
+        };
+        let moved = self.evacuation.pump(cx, parts);
+        self.extents.grow(moved.extents_grown);
+        for id in moved.volumes {
+            self.recount(id);
+        }
+    }
+
     /// Who writes nothing has no turn at its storage.
     fn give_turn_back(&mut self, id: VolumeId) {
         let idle = self.find(id).is_some_and(|it| !it.is_destaging());
@@ -168,7 +188,7 @@ impl Core {
     }
 
     pub(super) fn touch_all(&mut self) {
-        for volume in self.volumes.iter().flatten() {
+        for volume in self.volumes.iter() {
             self.touched.volume(volume.id());
         }
     }
@@ -220,8 +240,8 @@ impl Core {
             || !self.replicas.taking.is_empty()
             || !self.replicas.joining.is_empty()
             || self.waits_for_room_of_peers()
-            || self.evacuation.is_some()
-            || self.volumes.iter().flatten().any(|v| {
+            || self.evacuation.is_running()
+            || self.volumes.iter().any(|v| {
                 // A request for an order that has failed is made again after a while.
                 let ordered = v.is_switching() || v.is_resizing();
                 ordered || v.holds_for_exchange() || v.ledger_failed() || v.is_destaging()
@@ -249,12 +269,12 @@ impl Core {
         self.move_joins(super::join::EXTENTS_PER_LOOK);
         #[cfg(feature = "adversary")]
         {
-            self.check_counts();
+            let budgets = self.budgets();
+            self.shares.check(&mut self.volumes, budgets);
             self.check_volumes();
         }
-        for at in 0..self.volumes.len() {
-            let id = VolumeId(at as u32);
-            if self.volumes[at].is_none() {
+        for id in self.volumes.ids() {
+            if self.volumes.get(id).is_none() {
                 continue;
             }
             self.retry_ledger(cx, id);

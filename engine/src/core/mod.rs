@@ -72,22 +72,23 @@ pub fn checkpoint_writer(sequence: u64) -> checkpoint::CheckpointWriter {
 }
 
 use crate::event::{Command, Event, IoError, Refusal, Stat};
-use crate::fetch::{Fetched, Fetches, Owner};
+use crate::fetch::{Fetched, Fetches, Owner, Want};
 use crate::log::{Log, Waiter};
 use crate::open::Config;
 use crate::origin::Maps;
 use crate::outbox::{Cx, Pending, Timer};
 use crate::ram::RamTier;
 use crate::scratch::Scratch;
-use crate::types::{RequestId, VolumeId};
-use crate::volume::Volume;
+use crate::snapshot::CacheState;
+use crate::types::{BLOCK_BYTES, RequestId, VolumeId};
+use crate::volume::{Volume, Volumes};
 use alloc::vec::Vec;
 
 pub struct Core {
     pub config: Config,
     pub superblock: crate::format::superblock::Superblock,
     pub log: Log,
-    pub volumes: Vec<Option<Volume>>,
+    pub volumes: Volumes,
     /// What is given out once.
     pub given: given::Given,
     pub ram: RamTier,
@@ -108,8 +109,8 @@ pub struct Core {
     /// When a destage may write its storage.
     turns: turns::Turns,
     pub checkpoint: checkpoint::CheckpointWriter,
-    evacuation: Option<evacuate::Evacuation>,
-    scrub: Option<scrub::Scrub>,
+    evacuation: evacuate::Evacuation,
+    scrub: scrub::Scrub,
     retry_read: Option<retry_read::RetryRead>,
     /// Of the maps of dirty data.
     pub extents: extents::Extents,
@@ -124,7 +125,7 @@ impl Core {
         config: Config,
         superblock: crate::format::superblock::Superblock,
         log: Log,
-        volumes: Vec<Option<Volume>>,
+        volumes: Volumes,
         checkpoint: checkpoint::CheckpointWriter,
     ) -> Core {
         let ram = RamTier::new(config.ram_blocks, config.hash_seed);
@@ -148,8 +149,8 @@ impl Core {
             replicas: replication::Replicas::default(),
             turns: turns::Turns::default(),
             checkpoint,
-            evacuation: None,
-            scrub: None,
+            evacuation: evacuate::Evacuation::default(),
+            scrub: scrub::Scrub::default(),
             retry_read: None,
             extents: extents::Extents::default(),
             shares: share::Shares::default(),
@@ -162,7 +163,7 @@ impl Core {
     /// Counts what recovery found. Flushed data that is missing stops every volume it may be of.
     pub fn take_over(&mut self) {
         assert!(self.extents.count() == 0, "it is counted once");
-        for volume in self.volumes.iter_mut().flatten() {
+        for volume in self.volumes.iter_mut() {
             if volume.lacks_quota() {
                 volume.open_quota(self.log.open_quota());
             }
@@ -271,7 +272,7 @@ impl Core {
     #[cfg(feature = "adversary")]
     pub(super) fn check_volumes(&mut self) {
         let (mut unfinished, mut given_up, mut extents) = (0, 0, 0);
-        for volume in self.volumes.iter().flatten() {
+        for volume in self.volumes.iter() {
             let begun = volume.is_in_part();
             unfinished += u32::from(begun) + u32::from(volume.has_batch_in_part());
             given_up += u32::from(volume.is_given_up());
@@ -297,11 +298,11 @@ impl Core {
         }
         assert_eq!(unfinished, self.log.unfinished);
         assert_eq!(given_up, self.log.given_up);
-        let volumes = self.volumes.iter().flatten();
+        let volumes = self.volumes.iter();
         let queued: u64 = volumes.map(|it| it.replication.extents()).sum();
         self.extents
             .check(extents + queued + self.checkpoint.extents());
-        let all = self.volumes.iter_mut().flatten();
+        let all = self.volumes.iter_mut();
         let held: usize = all.map(Volume::held_pieces).sum();
         assert!(self.scratch.destage_pieces() <= held);
     }
@@ -370,8 +371,16 @@ impl Core {
             Pending::Plan { volume, io } => self.plan_io_done(cx, (volume, io), result),
             Pending::Stat { volume } => self.stat_done(cx, volume, stat.filter(|_| ok)),
             Pending::Clock { volume } => self.clock_read(cx, volume, stat.filter(|_| ok)),
-            Pending::ScrubFooter => self.scrub_footer_read(cx, ok),
-            Pending::EvacuateFooter => self.evacuation_footer(cx, ok),
+            Pending::ScrubFooter => {
+                let parts = (&mut self.log, &mut self.scratch);
+                let of = (self.superblock.cache, self.health.state());
+                self.scrub.footer_read(cx, parts, of, ok);
+            }
+            Pending::EvacuateFooter => {
+                let parts = (&mut self.log, &mut self.scratch);
+                let of = (self.superblock.cache, self.extents.is_swept());
+                self.evacuation.footer_read(cx, parts, of, ok);
+            }
             Pending::CutJournal { volume } => self.journal_cut(cx, volume, ok),
             Pending::Remove { volume } => self.volume(volume).removed(ok),
         }
@@ -430,9 +439,38 @@ impl Core {
                 self.entries_fetched(cx, volume, job, !fetched.is_damaged());
             }
             Owner::Peer { volume, peer } => self.batch_fetched(cx, (volume, peer), &fetched),
-            Owner::Evacuate => self.evacuation_fetched(cx, fetched.is_damaged()),
+            Owner::Evacuate => {
+                let parts = (&mut self.log, &mut self.scratch);
+                let (swept, bad) = (self.extents.is_swept(), fetched.is_damaged());
+                self.evacuation.fetched(cx.now, parts, swept, bad);
+            }
             Owner::RetryRead => self.read_retried(cx.now, !fetched.is_damaged()),
-            Owner::Scrub => self.scrub_fetched(cx, &fetched.bad),
+            Owner::Scrub => self.scrubbed(cx, &fetched.bad),
+        }
+    }
+
+    /// What a scrub works with, and what is known of the device.
+    fn of_scrub(&mut self) -> (&mut scrub::Scrub, scrub::Sources<'_>, CacheState) {
+        let sources = scrub::Sources {
+            volumes: &self.volumes,
+            lines: &self.lines,
+            log: &mut self.log,
+            scratch: &mut self.scratch,
+            fetches: &mut self.fetches,
+        };
+        (&mut self.scrub, sources, self.health.state())
+    }
+
+    /// A scrub has read a batch. A bad clean block is forgotten, a bad dirty one is damage.
+    fn scrubbed(&mut self, cx: &mut Cx<'_>, bad: &[Want]) {
+        let (scrub, sources, state) = self.of_scrub();
+        for bad in scrub.fetched(cx, sources, state, bad) {
+            match bad {
+                scrub::Bad::Dirty(id, addr) => {
+                    self.volume(id).meets_damage(cx.now, [addr].into_iter());
+                }
+                scrub::Bad::Clean(key) => self.lines.drop_bad(key, false),
+            }
         }
     }
 
@@ -446,7 +484,13 @@ impl Core {
         }
         match command {
             Command::Park => self.park(cx, request),
-            Command::Scrub => self.scrub(cx, request),
+            Command::Scrub => {
+                let dirty: u64 = self.volumes.iter().map(|it| it.charge()).sum();
+                let blocks = dirty + self.lines.snapshot().blocks;
+                let footers = self.log.footered() * self.scratch.piece_bytes();
+                let total_bytes = blocks * BLOCK_BYTES + footers;
+                self.scrub.order(cx, request, total_bytes);
+            }
             Command::CacheGone { gone } => self.cache_gone(cx, request, gone),
             Command::Destage { volume } => self.destage_command(cx, volume, request),
             Command::Look { volume } => self.look_command(cx, volume, request),
@@ -525,15 +569,39 @@ impl Core {
         }
     }
 
+    /// What volumes take of the log and of the map.
+    fn budgets(&self) -> share::Budgets {
+        let gauge = self.log.gauge();
+        share::Budgets {
+            log: share::Budget {
+                capacity: gauge.capacity,
+                used: gauge.live,
+            },
+            map: share::Budget {
+                capacity: self.config.dirty_extents_max,
+                used: self.extents.count(),
+            },
+        }
+    }
+
+    /// A volume has come or gone, or takes from log and map in another way.
+    fn count_writers(&mut self) {
+        let budgets = self.budgets();
+        self.shares.count_writers(&mut self.volumes, budgets);
+    }
+
+    /// What a volume holds dirty has changed.
+    fn recount(&mut self, id: VolumeId) {
+        self.shares.recount(self.volumes.known_mut(id));
+    }
+
     pub fn find(&mut self, id: VolumeId) -> Option<&mut Volume> {
-        self.volumes.get_mut(id.0 as usize)?.as_mut()
+        self.volumes.get_mut(id)
     }
 
     /// A volume that is known to be there, because something of it was in flight.
     fn volume(&mut self, id: VolumeId) -> &mut Volume {
-        self.volumes[id.0 as usize]
-            .as_mut()
-            .expect("a volume stays while work of it is in flight")
+        self.volumes.known_mut(id)
     }
 
     /// Nothing that is kept clean of this volume counts any more. A base layer, which nobody

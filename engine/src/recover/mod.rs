@@ -249,7 +249,13 @@ pub fn recover(
         });
     }
     let ledger_writer = crate::core::checkpoint_writer(next.sequence);
-    let mut core = Core::new(config, superblock, log, replayed.volumes, ledger_writer);
+    let mut core = Core::new(
+        config,
+        superblock,
+        log,
+        replayed.volumes.into(),
+        ledger_writer,
+    );
     core.adopt_fills(fills);
     let already = replay::taken(&tags, &core.volumes);
     core.log.collect_ready();
