@@ -81,7 +81,7 @@ impl Core {
                 })
             }
             Cursor::Lines(entry) => {
-                let (runs, more) = self.clean_runs(volume.layer(), entry, ENTRIES_MAX);
+                let (runs, more) = self.lines.listed(volume.layer(), entry, ENTRIES_MAX);
                 page.spots.extend(runs.into_iter().map(|block| Spot {
                     span: Span::new(block * BLOCK_SECTORS, BLOCK_SECTORS),
                     site: Site::Ssd,

@@ -624,7 +624,7 @@ impl Core {
             cx.out.reply(gone, Err(Refusal::Gone));
         }
         self.log.close_quota(volume.quota_owner());
-        self.forget_layer(volume.layer());
+        self.lines.forget_layer(volume.layer());
         if let Some(map) = volume.map() {
             self.maps.close(map);
         }

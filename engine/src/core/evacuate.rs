@@ -152,6 +152,10 @@ impl Evacuation {
                 break;
             }
         }
+        assert!(
+            moved.extents_grown == 0 || !moved.volumes.is_empty(),
+            "what has grown is of a volume"
+        );
         moved
     }
 

@@ -61,8 +61,7 @@ impl Core {
             self.fetches.pump(cx, &self.log, &mut self.scratch);
             self.pump_evacuation(cx);
             self.pump_lines(cx);
-            let (scrub, sources, state) = self.of_scrub();
-            scrub.pump(cx, sources, state);
+            self.pump_scrub(cx);
             self.do_without_checkpoint(cx);
             self.pump_park(cx);
             self.pump_checkpoint(cx);
@@ -140,6 +139,21 @@ impl Core {
         self.pump_destage(cx, id);
     }
 
+    /// Who writes nothing has no turn at its storage.
+    fn give_turn_back(&mut self, id: VolumeId) {
+        let idle = self.find(id).is_some_and(|it| !it.is_destaging());
+        if idle {
+            self.turns.rest_if_busy(id);
+        }
+    }
+
+    /// Requests of the volume that wait may have what they wait for.
+    fn enqueue_if_waiting(&mut self, id: VolumeId) {
+        if self.find(id).is_some_and(|it| it.has_waiting()) {
+            self.enqueue(id);
+        }
+    }
+
     /// Moves what lives in a segment, so that the segment can die.
     fn pump_evacuation(&mut self, cx: &mut Cx<'_>) {
         if self.evacuation.begin(cx, &mut self.log, &mut self.scratch) {
@@ -159,19 +173,26 @@ impl Core {
         }
     }
 
-    /// Who writes nothing has no turn at its storage.
-    fn give_turn_back(&mut self, id: VolumeId) {
-        let idle = self.find(id).is_some_and(|it| !it.is_destaging());
-        if idle {
-            self.turns.rest_if_busy(id);
+    /// Gives back segments of clean blocks that are needed otherwise, and writes what waits.
+    fn pump_lines(&mut self, cx: &mut Cx<'_>) {
+        for _ in 0..self.lines.sweep(&self.log) {
+            let mut retired = self.lines.retire(cx.now, &mut self.log);
+            while let Some(again) = self.lines.reappend(cx.now, &mut self.ram, &mut retired) {
+                for part in again {
+                    self.read_again(cx, part.layer, part.blocks, part.base);
+                }
+            }
         }
+        if self.log.bury_retired() {
+            self.checkpoint.wanted = true;
+        }
+        let parts = (&mut self.ram, &mut self.log, &mut self.scratch);
+        self.lines.write(cx, parts, self.service.is_parking());
     }
 
-    /// Requests of the volume that wait may have what they wait for.
-    fn enqueue_if_waiting(&mut self, id: VolumeId) {
-        if self.find(id).is_some_and(|it| it.has_waiting()) {
-            self.enqueue(id);
-        }
+    fn pump_scrub(&mut self, cx: &mut Cx<'_>) {
+        let (scrub, sources, state) = self.of_scrub();
+        scrub.pump(cx, sources, state);
     }
 
     /// Something of a volume has changed: its list runs in this event.

@@ -1,11 +1,12 @@
 //! The shard behind the seam: dispatches events, and touches the volume that each is of.
 //!
-//! Each verb has a file: `read`, `fill`, `tables`, `lines`, `layers`, `keep`, `write`, `direct`,
-//! `destage`, `replay`, `merge_damage`, `switch`, `image`, `evacuate`, `scrub`, `checkpoint`,
-//! `attach`. What several of them share is a part with fields of its own: `reading`, `turns`,
-//! `extents`, `share`, `room`, `direct`, `park` (service), `given`. Always true after an `apply`:
-//! all that could be decided has been decided; what is left waits for a device, for room, or for a
-//! time that is in the timers.
+//! Each verb has a file: `read`, `fill`, `tables`, `keep`, `write`, `direct`, `destage`, `replay`,
+//! `merge_damage`, `switch`, `image`, `checkpoint`, `attach`. What has fields of its own is a part:
+//! `reading`, `turns`, `extents`, `share` with `room`, `direct`, `park` (service), `given`,
+//! `evacuate`, `scrub`, and the clean blocks in `crate::clean`. A part is given what it needs, and
+//! returns what others have to know; this file and `maintain` tell them. Always true after an
+//! `apply`: all that could be decided has been decided; what is left waits for a device, for room,
+//! or for a time that is in the timers.
 
 mod allocate;
 mod attach;
@@ -27,9 +28,7 @@ mod jobs;
 mod join;
 mod journal;
 mod keep;
-mod layers;
 mod ledger;
-mod lines;
 mod maintain;
 mod merge_damage;
 mod overlay;
@@ -64,13 +63,12 @@ mod touched;
 mod turns;
 mod write;
 
-pub use lines::{FoundFill, segments_max};
-
 /// The writer of checkpoints after one with this sequence was written.
 pub fn checkpoint_writer(sequence: u64) -> checkpoint::CheckpointWriter {
     checkpoint::CheckpointWriter::after(sequence)
 }
 
+use crate::clean::{FoundFill, Lines, is_base};
 use crate::event::{Command, Event, IoError, Refusal, Stat};
 use crate::fetch::{Fetched, Fetches, Owner, Want};
 use crate::log::{Log, Waiter};
@@ -80,7 +78,7 @@ use crate::outbox::{Cx, Pending, Timer};
 use crate::ram::RamTier;
 use crate::scratch::Scratch;
 use crate::snapshot::CacheState;
-use crate::types::{BLOCK_BYTES, RequestId, VolumeId};
+use crate::types::{BLOCK_BYTES, RequestId, Time, VolumeId};
 use crate::volume::{Volume, Volumes};
 use alloc::vec::Vec;
 
@@ -92,7 +90,7 @@ pub struct Core {
     /// What is given out once.
     pub given: given::Given,
     pub ram: RamTier,
-    lines: lines::Lines,
+    pub lines: Lines,
     pub scratch: Scratch,
     fetches: Fetches,
     /// Reads under way, and what they wait for.
@@ -125,16 +123,16 @@ impl Core {
         config: Config,
         superblock: crate::format::superblock::Superblock,
         log: Log,
-        volumes: Volumes,
+        volumes: Vec<Option<Volume>>,
         checkpoint: checkpoint::CheckpointWriter,
     ) -> Core {
         let ram = RamTier::new(config.ram_blocks, config.hash_seed);
-        let lines = lines::Lines::new(&config, superblock.geometry);
+        let lines = Lines::new(&config, superblock.geometry);
         let scratch = Scratch::new(superblock.geometry, config.scratch_bytes);
         Core {
             superblock,
             log,
-            volumes,
+            volumes: volumes.into(),
             given: given::Given::default(),
             ram,
             lines,
@@ -181,6 +179,12 @@ impl Core {
             }
         }
         self.count_writers();
+    }
+
+    /// Puts what recovery found into the index; oldest segments first.
+    pub fn adopt_fills(&mut self, found: Vec<FoundFill>) {
+        let new_layer = || self.given.take_layer();
+        self.lines.adopt(&mut self.log, found, new_layer);
     }
 
     pub fn apply(&mut self, cx: &mut Cx<'_>, event: Event) {
@@ -334,13 +338,11 @@ impl Core {
                 self.log.write_done(cx, place, (attempt, from, upto), ok);
             }
             Pending::CacheSync { attempt } => self.log_synced(cx, attempt, ok),
-            Pending::Footer { segment, piece } => {
-                self.log.footer_done(&mut self.scratch, segment, piece, ok);
-            }
-            Pending::Prepare { segment, piece } => {
-                self.log
-                    .prepare_done(cx, &mut self.scratch, segment, piece, ok);
-            }
+            footer @ (Pending::Footer { .. }
+            | Pending::Prepare { .. }
+            | Pending::FillFooter { .. }
+            | Pending::ScrubFooter
+            | Pending::EvacuateFooter) => self.footer_done(cx, footer, ok),
             Pending::Checkpoint => self.checkpoint_written(cx, ok),
             Pending::CheckpointSync => self.checkpoint_on_media(cx, ok),
             Pending::Fetch { fetch, part } => {
@@ -351,8 +353,7 @@ impl Core {
             }
             Pending::Fill { fill } => self.filled(cx, fill, result, started),
             Pending::LineRead { fill } => self.line_read(cx, fill, ok),
-            Pending::FillBatch { batch } => self.batch_done(cx, batch, ok),
-            Pending::FillFooter { segment, piece } => self.fill_footer_done(segment, piece, ok),
+            Pending::FillBatch { batch } => self.batch_done(cx.now, batch, ok),
             Pending::OriginRead { read, part } => {
                 self.origin_read_done(cx, read, part, result, started);
             }
@@ -371,18 +372,41 @@ impl Core {
             Pending::Plan { volume, io } => self.plan_io_done(cx, (volume, io), result),
             Pending::Stat { volume } => self.stat_done(cx, volume, stat.filter(|_| ok)),
             Pending::Clock { volume } => self.clock_read(cx, volume, stat.filter(|_| ok)),
-            Pending::ScrubFooter => {
-                let parts = (&mut self.log, &mut self.scratch);
-                let of = (self.superblock.cache, self.health.state());
-                self.scrub.footer_read(cx, parts, of, ok);
-            }
-            Pending::EvacuateFooter => {
-                let parts = (&mut self.log, &mut self.scratch);
-                let of = (self.superblock.cache, self.extents.is_swept());
-                self.evacuation.footer_read(cx, parts, of, ok);
-            }
             Pending::CutJournal { volume } => self.journal_cut(cx, volume, ok),
             Pending::Remove { volume } => self.volume(volume).removed(ok),
+        }
+    }
+
+    /// A footer was written or read, or a segment was prepared.
+    fn footer_done(&mut self, cx: &mut Cx<'_>, pending: Pending, ok: bool) {
+        let (log, scratch, cache) = (&mut self.log, &mut self.scratch, self.superblock.cache);
+        match pending {
+            Pending::Footer { segment, piece } => log.footer_done(scratch, segment, piece, ok),
+            Pending::Prepare { segment, piece } => {
+                log.prepare_done(cx, scratch, segment, piece, ok)
+            }
+            Pending::FillFooter { segment, piece } => {
+                self.lines.footer_done((log, scratch), segment, piece, ok);
+            }
+            Pending::ScrubFooter => {
+                let of = (cache, self.health.state());
+                self.scrub.footer_read(cx, (log, scratch), of, ok);
+            }
+            Pending::EvacuateFooter => {
+                let of = (cache, self.extents.is_swept());
+                self.evacuation.footer_read(cx, (log, scratch), of, ok);
+            }
+            other => unreachable!("{other:?} is about no footer"),
+        }
+    }
+
+    /// Clean blocks are on the device: written for the volumes whose misses brought them.
+    fn batch_done(&mut self, now: Time, batch: u32, ok: bool) {
+        let parts = (&mut self.ram, &mut self.log, &mut self.scratch);
+        for id in self.lines.batch_done(now, parts, batch, ok) {
+            if let Some(volume) = self.find(id) {
+                volume.counters.ssd_write_bytes += BLOCK_BYTES;
+            }
         }
     }
 
@@ -609,9 +633,9 @@ impl Core {
     fn renew_layer(&mut self, id: VolumeId) {
         let layer = self.given.take_layer();
         let volume = self.volume(id);
-        if !layers::is_base(volume.layer()) {
+        if !is_base(volume.layer()) {
             let old = volume.change_layer(layer);
-            self.forget_layer(old);
+            self.lines.forget_layer(old);
         }
     }
 

@@ -250,7 +250,7 @@ impl Core {
         }
         self.checkpoint.forget(OfCheckpoint::Resize(id));
         let volume = self.volumes.take(id).expect("just seen");
-        self.forget_layer(volume.layer());
+        self.lines.forget_layer(volume.layer());
         self.turns.forget(id);
         self.shares.forget(id);
         self.volumes.put(id, volume.retired(name, term));

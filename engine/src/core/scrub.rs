@@ -13,7 +13,7 @@
 //! it has another copy there. One runs at a time, and who orders another joins it. Deliberately
 //! absent: what becomes of a bad block, which is returned.
 
-use super::lines::Lines;
+use crate::clean::Lines;
 use crate::event::{Device, Op, Purpose, Refusal};
 use crate::fetch::{Fetches, Owner, TRIES_MAX, Want};
 use crate::format::footer::Footer;
@@ -189,6 +189,8 @@ impl Scrub {
                 return;
             }
         }
+        let rests = self.run.as_ref().is_none_or(|it| it.piece.is_none());
+        assert!(rests, "one that has ended has no memory");
         self.run = Some(Run {
             waiters: alloc::vec![request],
             step: Step::Look,
@@ -331,6 +333,7 @@ impl Scrub {
 
 impl Run {
     fn rest(&mut self, cx: &mut Cx<'_>, until: Time) {
+        assert!(self.is_running(), "one that has ended waits for nothing");
         self.step = Step::Rest;
         self.rest_until = until;
         cx.out.timer(until, Timer::Scrub);

@@ -78,7 +78,9 @@ impl Volumes {
     }
 
     pub fn take(&mut self, id: VolumeId) -> Option<Volume> {
-        self.slots.get_mut(id.0 as usize)?.take()
+        let volume = self.slots.get_mut(id.0 as usize)?.take()?;
+        assert!(volume.id() == id, "a volume stands at its number");
+        Some(volume)
     }
 }
 
