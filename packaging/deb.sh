@@ -38,6 +38,8 @@ share=$root/usr/share
 install -D -m 0755 "$binary" "$root/usr/bin/tenuto"
 strip --strip-all --remove-section=.comment --remove-section=.note "$root/usr/bin/tenuto"
 install -D -m 0644 "$here/tenuto.service" "$root/lib/systemd/system/tenuto.service"
+install -D -m 0644 "$here/tenuto-device@.service" "$root/lib/systemd/system/tenuto-device@.service"
+install -D -m 0644 "$here/tenuto.rules" "$root/lib/udev/rules.d/60-tenuto.rules"
 install -D -m 0644 "$here/tenuto.sysusers" "$root/usr/lib/sysusers.d/tenuto.conf"
 install -D -m 0644 "$here/tenuto.tmpfiles" "$root/usr/lib/tmpfiles.d/tenuto.conf"
 install -D -m 0644 "$here/tenuto.toml" "$root/etc/tenuto/tenuto.toml"

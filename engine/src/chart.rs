@@ -63,8 +63,7 @@ pub struct Page {
 impl Core {
     /// One page of the chart of a volume.
     pub fn chart(&self, id: VolumeId, from: Cursor) -> Result<Page, Refusal> {
-        let found = self.volumes.get(id.0 as usize);
-        let volume = found.and_then(Option::as_ref).ok_or(Refusal::Gone)?;
+        let volume = self.volumes.get(id).ok_or(Refusal::Gone)?;
         let mut page = Page::default();
         page.next = match from {
             Cursor::Epochs(sector) => self.chart_epochs(id, sector, &mut page.spots),
@@ -82,7 +81,7 @@ impl Core {
                 })
             }
             Cursor::Lines(entry) => {
-                let (runs, more) = self.clean_runs(volume.layer(), entry, ENTRIES_MAX);
+                let (runs, more) = self.lines.listed(volume.layer(), entry, ENTRIES_MAX);
                 page.spots.extend(runs.into_iter().map(|block| Spot {
                     span: Span::new(block * BLOCK_SECTORS, BLOCK_SECTORS),
                     site: Site::Ssd,
@@ -95,9 +94,7 @@ impl Core {
     }
 
     fn chart_epochs(&self, id: VolumeId, from: u64, spots: &mut Vec<Spot>) -> Option<Cursor> {
-        let volume = self.volumes[id.0 as usize]
-            .as_ref()
-            .expect("checked by the caller");
+        let volume = self.volumes.known(id);
         let end = volume.sectors();
         let mut from = from;
         for _ in 0..STEPS_MAX {

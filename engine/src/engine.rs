@@ -155,15 +155,14 @@ impl Engine {
 
     /// The policy in effect; `None` of a volume that is not there.
     pub fn policy(&self, volume: VolumeId) -> Option<Policy> {
-        let volume = self.core.volumes.get(volume.0 as usize)?.as_ref()?;
+        let volume = self.core.volumes.get(volume)?;
         Some(volume.policy)
     }
 
     /// Whether direct writes of this life have given clusters of the volume's image, and none of
     /// those can have leaked: nothing of them is under way, and none was cut short.
     pub fn has_allocated(&self, volume: VolumeId) -> bool {
-        let volume = self.core.volumes.get(volume.0 as usize);
-        let volume = volume.and_then(Option::as_ref);
+        let volume = self.core.volumes.get(volume);
         volume.is_some_and(|it| it.allocator().has_ended())
     }
 

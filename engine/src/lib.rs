@@ -12,6 +12,7 @@ extern crate alloc;
 pub mod adversary;
 pub mod chain;
 pub mod chart;
+pub(crate) mod clean;
 pub(crate) mod core;
 pub mod engine;
 pub mod event;

@@ -8,10 +8,16 @@
 
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::evict::S3Fifo;
-use crate::memory::{Area, Place};
-use crate::types::BLOCK_BYTES;
+use crate::memory::{Area, Memory, Place};
+use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES, Span};
 use alloc::vec::Vec;
 use hashbrown::HashTable;
+
+/// Blocks of the largest write that goes to the tier; larger ones are streams, which nobody reads
+/// back soon.
+pub const KEPT_BLOCKS_MAX: u64 = 64;
+/// A block that is complete at once belongs to no fill.
+const NO_FILL: u32 = u32::MAX;
 
 /// Which image a clean block belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -101,6 +107,43 @@ impl Key {
 }
 
 impl RamTier {
+    /// The origin has these bytes: whole blocks of them go to the tier. No other write touches
+    /// such a block, and nobody fills it, because both would overlap this one.
+    pub fn keep_written(&mut self, memory: &mut dyn Memory, layer: Layer, span: Span, from: Place) {
+        let first = span.sector.div_ceil(BLOCK_SECTORS);
+        let end = span.end() / BLOCK_SECTORS;
+        if end.saturating_sub(first) > KEPT_BLOCKS_MAX {
+            return;
+        }
+        for block in first..end {
+            let key = Key { layer, block };
+            let found = self.lookup(key);
+            assert_eq!(found, Lookup::Miss, "nobody fills what is being written");
+            let from = from.plus((block * BLOCK_SECTORS - span.sector) * SECTOR_BYTES);
+            if !self.bring(memory, key, from) {
+                return;
+            }
+        }
+    }
+
+    /// Takes a block whose bytes are there, unless the tier has it.
+    pub fn keep(&mut self, memory: &mut dyn Memory, key: Key, from: Place) {
+        if self.lookup(key) == Lookup::Miss {
+            self.bring(memory, key, from);
+        }
+    }
+
+    /// False if there is no place.
+    fn bring(&mut self, memory: &mut dyn Memory, key: Key, from: Place) -> bool {
+        let Some(slot) = self.reserve(key, NO_FILL) else {
+            return false;
+        };
+        memory.copy(from, RamTier::place(slot), BLOCK_BYTES);
+        let published = self.publish(slot);
+        assert!(published != Published::Overtaken, "nothing came between");
+        true
+    }
+
     pub fn new(blocks: u32, seed: u64) -> RamTier {
         let empty = Slot {
             key: NO_KEY,

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod backup;
 pub mod epochs;
 pub mod fill;
 pub mod format;
@@ -28,7 +29,7 @@ pub mod vhost_user;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 36] = [
+pub const TARGETS: [(&str, Target); 37] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
     ("qmp", qmp::lines),
@@ -65,4 +66,5 @@ pub const TARGETS: [(&str, Target); 36] = [
     ("image_inflate", qcow2::compressed),
     ("frame", frame::frame),
     ("vault", vault::vault),
+    ("backup_checkpoint", backup::checkpoint),
 ];

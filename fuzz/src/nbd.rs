@@ -83,6 +83,7 @@ fn exports() -> Vec<Export> {
         trim: true,
         write_zeroes: true,
         fast_zero: false,
+        bitmaps: Vec::new(),
     };
     let fixed = Export {
         name: "b".into(),

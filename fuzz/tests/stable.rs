@@ -178,4 +178,5 @@ targets! {
     compressed_clusters_survive_any_bytes: "image_inflate",
     frames_between_hosts: "frame",
     records_of_a_vault_and_messages: "vault",
+    checkpoints_of_volumes_survive_any_bytes: "backup_checkpoint",
 }

@@ -60,7 +60,8 @@ pub fn claim(path: &Path, force: bool, patience: &mut Patience) -> Result<NewCac
     let target = open_locked(path, Some(0o600), patience)?;
     let unreadable = |_| Fault::new(Kind::Io, format!("{}: cannot be read", name_of(path)));
     let found = signature::foreign(&target).map_err(unreadable)?;
-    if let (Some(found), false) = (found, force) {
+    let found = found.map(str::to_owned).filter(|_| !force);
+    if let Some(found) = found.or_else(|| by_blkid(path, force, created)) {
         return Err(Fault::new(
             Kind::WouldLoseData,
             format!(
@@ -76,6 +77,12 @@ pub fn claim(path: &Path, force: bool, patience: &mut Patience) -> Result<NewCac
         blank: head.iter().all(|&byte| byte == 0),
         created,
     })
+}
+
+/// What a second opinion says, where one counts.
+fn by_blkid(path: &Path, force: bool, created: bool) -> Option<String> {
+    let found = (!force && !created).then(|| signature::by_blkid(path))?;
+    found.map(|found| format!("{found}, by blkid"))
 }
 
 impl NewCache {

@@ -7,6 +7,7 @@
 //! are already checked.
 
 mod ahead;
+mod backup;
 mod cluster;
 mod commit;
 mod copies;
@@ -36,6 +37,8 @@ use crate::target::Target;
 use crate::tls::SecureListener;
 use crate::tls::certificates::{Settings as TlsSettings, Unfit};
 use crate::unit::Units;
+use backup::Backups;
+pub use backup::CheckpointShown;
 use engine::engine::Report;
 use engine::event::{Admission, Device, ResetOn, Share};
 use engine::flow::FlowLimits;
@@ -291,6 +294,7 @@ pub struct Daemon {
     lookout: Lookout,
     /// Of the cluster that it is in.
     units: OnceLock<Units>,
+    backups: Backups,
 }
 
 impl Daemon {
@@ -316,6 +320,7 @@ impl Daemon {
                 "cannot start a thread that looks at images: {error}"
             ))
         })?;
+        let backups = Backups::new(&settings, cache_id);
         let daemon = Daemon {
             looks,
             handle,
@@ -336,6 +341,7 @@ impl Daemon {
             cache_id,
             lookout: Lookout::default(),
             units: OnceLock::new(),
+            backups,
         };
         match daemon.open_to_clients(settings, orphans) {
             Ok(()) => Ok(daemon),
@@ -362,6 +368,7 @@ impl Daemon {
         }
         let own = settings.volumes.iter().filter(|it| !decided(it));
         let own: Vec<VolumeSettings> = own.cloned().collect();
+        self.backups.load_all(&own);
         ahead::in_order(&own, &self.ledgers, |volume, opened| {
             match self.volume_join(volume.clone(), opened) {
                 Ok(()) => Ok(()),
@@ -454,6 +461,7 @@ impl Daemon {
     /// Orderly end: everything acknowledged is in the log, sockets are gone. Dirty data stays.
     pub fn stop(&self) -> Result<(), CommandError> {
         self.leave_cluster();
+        self.backups.cut_all();
         self.sockets.remove_all();
         self.secure
             .get()
@@ -472,6 +480,7 @@ impl Daemon {
             thread
                 .join()
                 .expect("a panic of the shard ends the process");
+            self.backups.keep_all();
         }
         parked
     }

@@ -24,12 +24,14 @@ pub enum Kind {
     Unreachable,
     /// Would lose data, or disturb somebody who is connected.
     Refused,
+    /// There is one of that name already.
+    Exists,
     /// Bytes that should be there are not, or are wrong.
     Damaged,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Failed,
         Kind::NotFound,
         Kind::Usage,
@@ -37,6 +39,7 @@ impl Kind {
         Kind::NotInThisVersion,
         Kind::Unreachable,
         Kind::Refused,
+        Kind::Exists,
         Kind::Damaged,
     ];
 
@@ -44,7 +47,7 @@ impl Kind {
     pub const fn exit_code(self) -> u8 {
         match self {
             Kind::Failed | Kind::NotFound => 1,
-            Kind::Usage | Kind::Config | Kind::NotInThisVersion => 2,
+            Kind::Usage | Kind::Config | Kind::NotInThisVersion | Kind::Exists => 2,
             Kind::Unreachable => 3,
             Kind::Refused => 4,
             Kind::Damaged => 5,
@@ -60,6 +63,7 @@ impl Kind {
             Kind::NotInThisVersion => "not_in_this_version",
             Kind::Unreachable => "unreachable",
             Kind::Refused => "refused",
+            Kind::Exists => "exists",
             Kind::Damaged => "damaged",
         }
     }
@@ -71,7 +75,7 @@ impl Kind {
             Kind::Usage | Kind::Config => 400,
             Kind::NotInThisVersion => 501,
             Kind::Unreachable => 503,
-            Kind::Refused => 409,
+            Kind::Refused | Kind::Exists => 409,
         }
     }
 

@@ -5,6 +5,7 @@
 //! demonstrates, which is in `lab`.
 
 pub mod admin;
+pub mod backup;
 pub mod buffer;
 pub mod cachedev;
 pub mod cli;
@@ -22,7 +23,9 @@ pub mod lent;
 pub mod limit;
 pub mod lock;
 pub mod marks;
+pub mod natural;
 pub mod nbd;
+pub mod nbdlink;
 pub mod origin;
 pub mod peer;
 pub mod qmp;

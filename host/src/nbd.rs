@@ -128,11 +128,17 @@ pub mod chunk {
 
 pub const STATE_HOLE: u32 = 1 << 0;
 pub const STATE_ZERO: u32 = 1 << 1;
+/// Of a dirty bitmap.
+pub const STATE_DIRTY: u32 = 1 << 0;
 
-/// The one metadata context there is, its namespace, and the number it is known by.
+/// The metadata context that every export has, its namespace, and the number it is known by.
 pub const ALLOCATION_CONTEXT: &str = "base:allocation";
 pub const BASE_NAMESPACE: &str = "base:";
 pub const ALLOCATION_CONTEXT_ID: u32 = 1;
+/// What precedes the name of a bitmap, as QEMU has it, and the number of the first one.
+pub const QEMU_NAMESPACE: &str = "qemu:";
+pub const BITMAP_CONTEXT: &str = "qemu:dirty-bitmap:";
+pub const BITMAP_CONTEXT_ID: u32 = 2;
 
 /// Appends one reply to an option.
 pub fn put_option_reply(out: &mut Vec<u8>, option: u32, answer: u32, parts: &[&[u8]]) {

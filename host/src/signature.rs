@@ -1,11 +1,15 @@
 //! What a device or image holds, by its first bytes.
 //!
 //! Owns the list of magics that make us refuse: an image format that must not be served as raw,
-//! and data on a would-be cache device that somebody may still want. Always true: reads only.
+//! and data on a would-be cache device that its owner may still want. Of a device `blkid` is asked
+//! as well, where it is installed: it knows more, and some by more than a magic. Always true: reads
+//! only; without `blkid` the list alone decides, and what the list knows needs no other program.
 //! Deliberately absent: our own formats, which `engine` knows.
 
 use crate::target::Target;
 use engine::event::IoError;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 /// Enough for the magics of image formats.
 pub const HEAD_BYTES: usize = 4096;
@@ -70,6 +74,13 @@ const CONTENTS: [Magic; 26] = [
     magic("an MBR partition table", 510, b"\x55\xaa"),
 ];
 
+/// Four labels of 256 KiB, two at each end; their second halves are rings of these.
+const ZFS_UBERBLOCK: u64 = 0x00ba_b10c;
+const ZFS_LABEL_BYTES: u64 = 256 << 10;
+const ZFS_RING_AT: u64 = 128 << 10;
+/// Uberblocks are at least so far apart.
+const ZFS_STEP: usize = 1024;
+
 /// What `qemu-img` calls an image format.
 pub fn qemu_name(format: &str) -> &str {
     match format {
@@ -108,7 +119,72 @@ pub fn foreign(target: &Target) -> Result<Option<&'static str>, IoError> {
             return Ok(Some(magic.name));
         }
     }
-    Ok(None)
+    Ok(is_zfs(target)?.then_some("a ZFS member"))
+}
+
+/// A pool that was half overwritten still has labels at the other end of its device.
+fn is_zfs(target: &Target) -> Result<bool, IoError> {
+    let labels = target.size_bytes / ZFS_LABEL_BYTES;
+    let mut ring = vec![0; (ZFS_LABEL_BYTES - ZFS_RING_AT) as usize];
+    for label in [
+        Some(0),
+        Some(1),
+        labels.checked_sub(2),
+        labels.checked_sub(1),
+    ] {
+        let Some(label) = label.filter(|label| *label < labels) else {
+            continue;
+        };
+        target.read(label * ZFS_LABEL_BYTES + ZFS_RING_AT, &mut ring)?;
+        let found = ring.chunks_exact(ZFS_STEP).any(|block| {
+            let magic: [u8; 8] = block[..8].try_into().expect("eight bytes");
+            // Each host writes in its own order.
+            [u64::from_le_bytes(magic), u64::from_be_bytes(magic)].contains(&ZFS_UBERBLOCK)
+        });
+        if found {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// What `blkid` finds on a device or in a file; `None` where it finds nothing, cannot look, or is
+/// not installed.
+pub fn by_blkid(path: &Path) -> Option<String> {
+    let program = blkid()?;
+    let output = Command::new(program)
+        .args(["-p", "-o", "export", "--"])
+        .arg(path)
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
+    // Of several that exclude each other it names none.
+    const AMBIVALENT: i32 = 8;
+    if output.status.code() == Some(AMBIVALENT) {
+        return Some("signatures of several kinds".into());
+    }
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let value = |name: &str| {
+        let mut values = told.lines().filter_map(|line| line.split_once('='));
+        let (_, value) = values.find(|(key, value)| *key == name && !value.is_empty())?;
+        // What a label says is not ours: it may hold anything.
+        Some(value.escape_default().to_string())
+    };
+    let label = value("LABEL").map_or(String::new(), |label| format!(" with the label {label}"));
+    match (value("TYPE"), value("PTTYPE")) {
+        (Some(kind), _) => Some(format!("{kind}{label}")),
+        (None, Some(kind)) => Some(format!("a partition table ({kind})")),
+        (None, None) => None,
+    }
+}
+
+/// Daemons have a short `PATH` at times, and the program is one for administrators.
+fn blkid() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    let places = std::env::split_paths(&path).chain(usual);
+    let mut programs = places.map(|place| place.join("blkid"));
+    programs.find(|program| program.is_file())
 }
 
 #[cfg(test)]
@@ -145,5 +221,15 @@ mod tests {
             .write((2 << 20) - 8192, b"\xfc\x4e\x2b\xa9")
             .expect("written");
         assert_eq!(foreign(&target), Ok(Some("an md member")));
+        for (offset, magic) in [
+            (128 << 10, 0x00ba_b10c_u64.to_le_bytes()),
+            ((256 + 255) << 10, 0x00ba_b10c_u64.to_be_bytes()),
+            ((2048 - 512 + 200) << 10, 0x00ba_b10c_u64.to_le_bytes()),
+            ((2048 - 256 + 128) << 10, 0x00ba_b10c_u64.to_le_bytes()),
+        ] {
+            target.zero(0, 2 << 20, true).expect("cleared");
+            target.write(offset, &magic).expect("written");
+            assert_eq!(foreign(&target), Ok(Some("a ZFS member")), "{offset}");
+        }
     }
 }

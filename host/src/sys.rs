@@ -542,6 +542,16 @@ pub fn has_hung_up(socket: &impl AsFd) -> bool {
     ready == 1 && poll.revents & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) != 0
 }
 
+/// A socket that speaks to the kernel's drivers by their names; what is written goes to the kernel.
+pub fn generic_netlink() -> io::Result<File> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: plain values; no memory of ours.
+    let socket = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_GENERIC) };
+    check(socket)?;
+    // SAFETY: the call above made it, and nothing else owns it.
+    Ok(unsafe { File::from_raw_fd(socket) })
+}
+
 /// How long this kernel runs.
 pub fn uptime() -> Duration {
     let text = std::fs::read_to_string("/proc/uptime").unwrap_or_default();

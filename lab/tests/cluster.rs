@@ -105,6 +105,7 @@ impl House {
             domain: String::new(),
             vault: Vault::Beside,
             fence: None,
+            alone: false,
             me: Holder {
                 host: id(1, self.host),
                 cache: id(2, self.host),

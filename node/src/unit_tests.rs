@@ -180,7 +180,7 @@ fn who_was_replaced_says_that_it_writes_no_more_once_it_knows_the_record() {
 #[test]
 fn who_acts_for_a_host_that_is_gone_goes_on_without_the_copies() {
     let full = record(3, 1, &[1, 2]);
-    let mut host = Host::new(&full, false);
+    let host = Host::new(&full, false);
     assert_eq!(*host.0.state(), State::Lent, "its copies are asked");
 
     let mut host = Host(Unit::new(id(1), id(2), holder(1), None).alone(), vec![]);

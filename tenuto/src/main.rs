@@ -4,13 +4,15 @@
 //! scripts, errors in the arguments. Deliberately absent: what commands do.
 
 mod completions;
+mod examples;
 mod man;
 mod usage;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use host::cli::{Common, Context, report};
 use host::error::Result;
 use host::sys;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// A write-back cache between the disks of virtual machines and slow shared storage.
@@ -45,13 +47,27 @@ enum Command {
     Lab(Box<lab::cli::Command>),
 }
 
+/// The command line with all that its help says.
+fn command() -> clap::Command {
+    examples::add(Cli::command())
+}
+
+impl Cli {
+    fn read<T: Into<OsString> + Clone>(
+        arguments: impl IntoIterator<Item = T>,
+    ) -> std::result::Result<Cli, clap::Error> {
+        let mut matches = command().try_get_matches_from(arguments)?;
+        Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command()))
+    }
+}
+
 /// Parses the arguments, does what they say, prints what there is to print.
 fn main() -> ExitCode {
     sys::survive_file_size_limit();
     let arguments: Vec<_> = std::env::args_os().collect();
     // An error in the arguments must know about --json before the arguments are understood.
     let json = arguments.iter().any(|argument| argument == "--json");
-    let parsed = Cli::try_parse_from(&arguments);
+    let parsed = Cli::read(&arguments);
     let result = match parsed {
         Ok(cli) => run(cli),
         Err(error) => match usage::explain(error) {

@@ -5,8 +5,8 @@
 //! described twice; they carry no date, so the same program makes the same pages. Deliberately
 //! absent: prose about how it works, which is in the documents.
 
-use crate::Cli;
-use clap::{Args, CommandFactory};
+use crate::examples;
+use clap::Args;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, italic, roman};
 use host::cli::{Context, output};
@@ -52,7 +52,7 @@ pub fn run(context: &Context, command: &Pages) -> Result<()> {
 
 /// All pages; tenuto(1) is the last.
 fn pages() -> Result<Vec<Page>> {
-    let mut command = Cli::command().disable_help_subcommand(true);
+    let mut command = crate::command().disable_help_subcommand(true);
     command.build();
     let mut pages = vec![Page {
         file: "tenuto.toml.5".into(),
@@ -89,6 +89,7 @@ fn page(command: &clap::Command) -> Result<Page> {
             man.render_subcommands_section(&mut text)?;
         }
         let mut end = Roff::new();
+        examples_of(command, &mut end);
         if is_main {
             conventions(&mut end);
         }
@@ -98,6 +99,22 @@ fn page(command: &clap::Command) -> Result<Page> {
     let file = man.get_filename();
     render().map_err(|error| Error::failed(format!("{file}: {}", cause(&error))))?;
     Ok(Page { file, text })
+}
+
+fn examples_of(command: &clap::Command, roff: &mut Roff) {
+    let help = command.get_after_help().map(ToString::to_string);
+    let lines = help
+        .as_deref()
+        .and_then(|help| help.strip_prefix(examples::HEAD));
+    let Some(lines) = lines else {
+        return;
+    };
+    roff.control("SH", ["EXAMPLES"]);
+    roff.control("nf", []);
+    for line in lines.trim_start().lines() {
+        roff.text([roman(line.trim())]);
+    }
+    roff.control("fi", []);
 }
 
 /// What holds for every command.
@@ -184,10 +201,10 @@ fn configuration() -> Roff {
     roff.control("SH", ["DESCRIPTION"]);
     roff.text([roman(
         "A TOML file: /etc/tenuto/tenuto.toml, or the one that -c or $TENUTO_CONFIG names. Sizes \
-         take KiB, MiB, GiB and TiB, times take ms, s, m and h. An unknown key is an error, and \
-         nothing is started. `tenuto config --check` checks a file, `tenuto config --explain` \
-         shows the value of every key and where it comes from, `tenuto reload` applies a changed \
-         file. The default follows each name.",
+         take K, M, G and T or KiB, MiB, GiB and TiB, which is the same, times take ms, s, m, h \
+         and d. An unknown key is an error, and nothing is started. `tenuto config --check` \
+         checks a file, `tenuto config --explain` shows the value of every key and where it comes \
+         from, `tenuto reload` applies a changed file. The default follows each name.",
     )]);
     section(&mut roff, "[host]", "The host and its places.", keys::HOST);
     section(

@@ -196,6 +196,21 @@ fn help_version_and_completions_go_to_standard_output() {
         assert_eq!((done.code, done.err.as_str()), (0, ""), "{arguments:?}");
         assert!(done.out.contains("tenuto"), "{arguments:?}");
     }
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(house.path(), &["completions", shell]).out;
+        assert!(script.contains("desktops"), "verbs of bench in {shell}");
+        assert!(
+            !script.contains("storm"),
+            "{shell} offers what is not there"
+        );
+    }
+    let bench = run(house.path(), &["bench", "--help"]).out;
+    assert!(
+        bench.contains("desktops") && !bench.contains("storm"),
+        "{bench}"
+    );
+    let add = run(house.path(), &["volume", "create", "--help"]).out;
+    assert!(add.contains("\nExamples:\n  tenuto volume add "), "{add}");
     let help = run(house.path(), &["--help"]).out;
     for verb in [
         "serve", "volume", "status", "config", "cache", "recover", "origin", "top",

@@ -40,7 +40,7 @@ pub(super) const BYTES_MAX: u64 = MAX_SECTOR * SECTOR_BYTES;
 impl Core {
     /// Of a volume or a replica that the log knows.
     pub fn known_as(&self, name: &str) -> Option<VolumeId> {
-        let mut known = self.volumes.iter().flatten();
+        let mut known = self.volumes.iter();
         known.find(|it| it.name() == name).map(Volume::id)
     }
 
@@ -49,8 +49,7 @@ impl Core {
         if let Some(known) = self.known_as(name) {
             return known;
         }
-        let free = self.volumes.iter().position(|volume| volume.is_none());
-        VolumeId(free.unwrap_or(self.volumes.len()) as u32)
+        self.volumes.free_id()
     }
 
     /// Joins a volume to what the log knows of it.
@@ -115,11 +114,8 @@ impl Core {
         writer.into_iter().for_each(|it| volume.keep_ledger(it));
         let kept = volume.has_ledger() || !volume.is_replaying();
         assert!(kept, "a journal that is left has a ledger");
-        while self.volumes.len() <= id.0 as usize {
-            self.volumes.push(None);
-        }
         self.given.is_in_use(volume.generation());
-        self.volumes[id.0 as usize] = Some(volume);
+        self.volumes.put(id, volume);
         self.count_writers();
         self.checkpoint.wait(Waiter::Attach(id));
         Ok(())
@@ -127,7 +123,7 @@ impl Core {
 
     /// A journal that was left, or is damaged, is nothing without a log that has what it has.
     fn check_journal(&self, id: VolumeId, settled: &mut Settled) -> Result<(), OpenError> {
-        let known = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        let known = self.volumes.get(id);
         let journaled = has_journaled(known, settled.ledger.as_ref());
         if settled.journal_left {
             journaled.ok_or(OpenError::JournalFirst)?;
@@ -148,7 +144,7 @@ impl Core {
         spec: &VolumeSpec,
         settled: &Settled,
     ) -> Result<(), OpenError> {
-        let known = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        let known = self.volumes.get(id);
         let taken = known.is_some_and(Volume::is_taken_over);
         let fits = taken && spec.policy == Policy::WriteBack && !spec.read_only;
         match settled.unproved && !fits {
@@ -170,13 +166,13 @@ impl Core {
     ) -> Result<Volume, OpenError> {
         let ledger = settled.ledger.as_ref();
         check_commit(spec, ledger)?;
-        let known = self.volumes.get_mut(id.0 as usize).and_then(Option::take);
+        let known = self.volumes.take(id);
         let Some(known) = known else {
             return self.join_fresh(id, spec, ledger);
         };
         self.join_known(known, spec, settled)
             .map_err(|(known, error)| {
-                self.volumes[id.0 as usize] = Some(*known);
+                self.volumes.put(id, *known);
                 error
             })
     }
@@ -262,7 +258,7 @@ impl Core {
                 self.superblock.volumes_max
             )));
         }
-        let attached = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        let attached = self.volumes.get(id);
         if attached.is_some_and(Volume::is_replica) {
             return Err(OpenError::Refused(format!(
                 "volume {name} is kept here for another host, which serves it"
@@ -602,9 +598,7 @@ impl Core {
 
     fn forget(&mut self, cx: &mut Cx<'_>, request: RequestId, id: VolumeId) {
         self.end_given_up(id);
-        let mut volume = self.volumes[id.0 as usize]
-            .take()
-            .expect("checked by the caller");
+        let mut volume = self.volumes.take(id).expect("checked by the caller");
         assert!(
             !volume.has_requests()
                 && !volume.has_reads()
@@ -630,7 +624,7 @@ impl Core {
             cx.out.reply(gone, Err(Refusal::Gone));
         }
         self.log.close_quota(volume.quota_owner());
-        self.forget_layer(volume.layer());
+        self.lines.forget_layer(volume.layer());
         if let Some(map) = volume.map() {
             self.maps.close(map);
         }

@@ -96,8 +96,8 @@ impl Core {
         self.health.failing_since = None;
         self.forgive();
         if core::mem::take(&mut self.health.failed) {
-            for at in 0..self.volumes.len() {
-                self.leave_bypass(VolumeId(at as u32));
+            for id in self.volumes.ids() {
+                self.leave_bypass(id);
             }
         }
     }
@@ -122,12 +122,9 @@ impl Core {
     /// What a device did not give while it failed says nothing of what it has. Who reads what is
     /// bad all the same tells again; a destage that met damage does so by itself.
     fn forgive(&mut self) {
-        for at in 0..self.volumes.len() {
-            let id = VolumeId(at as u32);
-            if let Some(volume) = self.find(id) {
-                volume.forget_damage();
-                volume.recover_if_read();
-            }
+        for volume in self.volumes.iter_mut() {
+            volume.forget_damage();
+            volume.recover_if_read();
         }
     }
 
@@ -145,9 +142,8 @@ impl Core {
         if !self.health.failed {
             return;
         }
-        for at in 0..self.volumes.len() {
-            let id = VolumeId(at as u32);
-            if self.volumes[at].is_some() {
+        for id in self.volumes.ids() {
+            if self.volumes.get(id).is_some() {
                 self.enter_bypass(cx, id);
                 self.touch(id);
             }
@@ -213,7 +209,7 @@ impl Core {
             return;
         }
         if !self.volume(id).has_ledger() {
-            let volume = self.volumes[id.0 as usize].as_ref().expect("just seen");
+            let volume = self.volumes.known(id);
             let ledger_writer = self.ledger_writer_of(volume, None, false);
             self.volume(id).keep_ledger(ledger_writer);
         }
@@ -377,7 +373,7 @@ impl Core {
 
     /// An orderly stop: only what nobody owes may stay behind in a log that nobody can write.
     fn park_without_cache(&mut self, cx: &mut Cx<'_>, request: RequestId) {
-        let owes = self.volumes.iter().flatten().any(|volume| volume.owes());
+        let owes = self.volumes.iter().any(|volume| volume.owes());
         let result = if owes {
             Err(Refusal::CacheFailed)
         } else {

@@ -171,7 +171,6 @@ impl Core {
             volumes: self
                 .volumes
                 .iter()
-                .flatten()
                 .map(|volume| volume.record(logged))
                 .collect(),
             segments,

@@ -8,14 +8,13 @@
 //! ([`crate::origin::Planner`]).
 
 use super::Core;
-use super::direct::{KEPT_BLOCKS_MAX, NO_FILL};
 use super::read_op::clip;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::memory::{Place, Slice};
 use crate::origin::{Extent, Lies};
 use crate::outbox::{AllocateIo, Cx};
-use crate::ram::{CleanCache, Key, Lookup, RamTier};
-use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, Policy, SECTOR_BYTES, Span, VolumeId};
+use crate::ram::{CleanCache, KEPT_BLOCKS_MAX, Key, Lookup, RamTier};
+use crate::types::{BLOCK_SECTORS, Policy, SECTOR_BYTES, Span, VolumeId};
 use crate::volume::allocation::Job;
 use crate::volume::batch::{Batch, Part, Source};
 use alloc::vec::Vec;
@@ -204,20 +203,11 @@ impl Core {
             let written =
                 self.volume(id).is_being_written(whole) && !has(Bug::KeepCopiedUnderWrite);
             if clip(span, block, block + 1) == whole && !written {
-                self.keep_copied(cx, Key { layer: own, block }, place_of(whole.sector));
+                let key = Key { layer: own, block };
+                self.ram.keep(cx.memory, key, place_of(whole.sector));
             }
         }
         true
-    }
-
-    fn keep_copied(&mut self, cx: &mut Cx<'_>, key: Key, from: Place) {
-        if self.ram.lookup(key) != Lookup::Miss {
-            return;
-        }
-        if let Some(slot) = self.ram.reserve(key, NO_FILL) {
-            cx.memory.copy(from, RamTier::place(slot), BLOCK_BYTES);
-            self.ram.publish(slot);
-        }
     }
 
     /// The parts of a batch that no read brings.

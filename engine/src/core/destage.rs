@@ -28,26 +28,22 @@ use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal, Stat};
 use crate::format::ledger::Progress;
 use crate::log::Waiter;
-use crate::map::{Content, ExtentMap};
 use crate::outbox::{Cx, Pending};
-use crate::ram::{Key, Layer};
 use crate::snapshot::State;
-use crate::types::{BLOCK_SECTORS, DestageMode, Policy, RequestId, Time, VolumeId};
+use crate::types::{DestageMode, Policy, RequestId, Time, VolumeId};
 use crate::volume::batch::journal_room;
 use crate::volume::destage::Phase;
 use crate::volume::ledger::{APPLY_MS_MAX, LedgerStep};
 use crate::volume::pace::Pace;
 use crate::volume::resend::RETRY_MS;
 use crate::volume::runs::next_run;
+use crate::volume::share::Pool;
 use crate::volume::unread::REREAD_MS;
 use crate::volume::{Destage, Epoch};
 use alloc::vec::Vec;
 
 /// Of the requests that an origin takes at once, one part of so many may go to a journal.
 const JOURNAL_PART: usize = 4;
-
-/// Of what the read tier remembers, one part of so many may come from one epoch.
-const EXPECTED_PART: u64 = 4;
 
 impl Core {
     pub(super) fn destage_command(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
@@ -166,8 +162,8 @@ impl Core {
         let full = gauge.live * 10 >= gauge.capacity * 6;
         let low = self.log.is_low();
         let dirty_extents_full = self.extents.count() * 4 >= self.config.dirty_extents_max * 3;
-        let share = self.share(id);
         let volume = self.volume(id);
+        let share = volume.part(Pool::Log);
         // A volume that is never destaged for its age stays in the log as long as there is room:
         // it gives way within its own limit, and where it has more than its share.
         let stays = volume.tuning().destage_after_ms.is_none() && volume.charge() <= share;
@@ -649,7 +645,7 @@ impl Core {
         }
         for epoch in epochs {
             if !has(Bug::ServeStaleBase) {
-                self.forget_destaged(layer, &epoch.map);
+                self.lines.forget_destaged(&mut self.ram, layer, &epoch.map);
             }
             self.extents.free_later(epoch.map);
         }
@@ -657,26 +653,5 @@ impl Core {
         self.volume(id).recover_if_read();
         self.commit_destaged(cx, id);
         self.touch(id);
-    }
-
-    /// The origin has an epoch: what is kept clean of its blocks is stale. Whole blocks of data are
-    /// worth a place on the device as soon as they are read.
-    fn forget_destaged(&mut self, layer: Layer, map: &ExtentMap) {
-        let mut expected = self.ram.blocks() / EXPECTED_PART;
-        for piece in map.pieces_from(0) {
-            let first = piece.span.sector / BLOCK_SECTORS;
-            self.forget_blocks(layer, first, piece.span.blocks());
-            if !matches!(piece.content, Content::Data(_)) {
-                continue;
-            }
-            for block in piece.span.sector.div_ceil(BLOCK_SECTORS)..piece.span.end() / BLOCK_SECTORS
-            {
-                if expected == 0 {
-                    break;
-                }
-                expected -= 1;
-                self.ram.expect(Key { layer, block });
-            }
-        }
     }
 }

@@ -19,18 +19,10 @@ use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, IoError, Op, Purpose, Refusal};
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
-use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
+use crate::ram::Layer;
 use crate::slab::Slab;
-use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, Policy, RequestId, SECTOR_BYTES, Span, Time, VolumeId,
-};
+use crate::types::{BLOCK_SECTORS, Policy, RequestId, SECTOR_BYTES, Span, Time, VolumeId};
 use alloc::vec::Vec;
-
-/// Blocks of the largest write that goes to the tier; larger ones are streams, which nobody reads
-/// back soon.
-pub(super) const KEPT_BLOCKS_MAX: u64 = 64;
-/// A block that is complete at once belongs to no fill.
-pub(super) const NO_FILL: u32 = u32::MAX;
 
 /// A write, discard or flush on its way to the origin.
 pub struct DirectIo {
@@ -210,7 +202,8 @@ impl Core {
         self.volume(id).direct_begins(call, span);
         if cached && !has(Bug::KeepOverwritten) {
             let (first, end) = blocks_of(span);
-            self.forget_blocks(layer, first, end - first);
+            self.lines
+                .forget_blocks(&mut self.ram, layer, first, end - first);
         }
         Some(call)
     }
@@ -266,7 +259,7 @@ impl Core {
                     layer: Some(layer),
                 },
                 Ok(()),
-            ) if layer == volume.layer() => self.keep_written(cx, layer, span, source),
+            ) if layer == volume.layer() => self.ram.keep_written(cx.memory, layer, span, source),
             (Kind::Sync, Err(_)) if !has(Bug::BelieveAfterFailedSync) => {
                 volume.allocator_mut().doubt();
                 self.renew_layer(id);
@@ -279,27 +272,6 @@ impl Core {
             cx.out.reply(call.request, result);
         }
         self.touch_if_awaited(id);
-    }
-
-    /// The origin has these bytes: whole blocks of them go to the tier. No other write touches
-    /// such a block, and nobody fills it, because both would overlap this one.
-    fn keep_written(&mut self, cx: &mut Cx<'_>, layer: Layer, span: Span, source: Place) {
-        let first = span.sector.div_ceil(BLOCK_SECTORS);
-        let end = span.end() / BLOCK_SECTORS;
-        if end.saturating_sub(first) > KEPT_BLOCKS_MAX {
-            return;
-        }
-        for block in first..end {
-            let key = Key { layer, block };
-            let found = self.ram.lookup(key);
-            assert_eq!(found, Lookup::Miss, "nobody fills what is being written");
-            let Some(slot) = self.ram.reserve(key, NO_FILL) else {
-                return;
-            };
-            let from = source.plus((block * BLOCK_SECTORS - span.sector) * SECTOR_BYTES);
-            cx.memory.copy(from, RamTier::place(slot), BLOCK_BYTES);
-            self.ram.publish(slot);
-        }
     }
 }
 

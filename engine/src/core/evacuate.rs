@@ -8,22 +8,24 @@
 //! to the copy only where it still points to the original; a copy is of the epoch of its original,
 //! so that a recovery finds whole epochs; the original stays until the copy is durable, because a
 //! segment dies with the newest record of that moment; zeroes are copied newest first, because
-//! those of one record cannot be told apart by content. One at a time.
+//! those of one record cannot be told apart by content. One at a time. Deliberately absent: the
+//! counts of extents and of shares; what they have to know is returned.
 
-use super::Core;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
-use crate::fetch::{Owner, Want};
+use crate::fetch::{Fetches, Owner, Want};
 use crate::format::footer::{Footer, FooterEntry};
 use crate::format::record::EntryKind;
-use crate::log::{Item, content_of};
+use crate::log::{Item, Log, content_of};
 use crate::map::{Content, Piece};
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending};
+use crate::scratch::Scratch;
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, Policy, SECTOR_BYTES, SegmentIndex, Serial, Span, Tag, Time,
+    BLOCK_BYTES, BLOCK_SECTORS, Policy, SECTOR_BYTES, SegmentIndex, Serial, Span, Tag, Time, Uuid,
+    VolumeId,
 };
-use crate::volume::Volume;
+use crate::volume::{Volume, Volumes};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::ops::Range;
@@ -48,7 +50,7 @@ struct Live {
     place: Option<Place>,
 }
 
-pub struct Evacuation {
+struct Run {
     segment: SegmentIndex,
     state: State,
     piece: u32,
@@ -59,50 +61,51 @@ pub struct Evacuation {
     damaged: bool,
 }
 
-impl Core {
-    pub(super) fn pump_evacuation(&mut self, cx: &mut Cx<'_>) {
-        if self.evacuation.is_none() {
-            // Dead segments come back cheaper than live ones: first let the checkpoint free them.
-            if !self.log.is_low() || self.log.freeable() > 1 {
-                return;
-            }
-            self.start_evacuation(cx);
-        }
-        // The room it would take is promised to a write that has begun.
-        if self.log.unfinished > 0 {
-            return;
-        }
-        loop {
-            let Some(evacuation) = &self.evacuation else {
-                return;
-            };
-            let goes_on = match evacuation.state {
-                State::ReadFooter | State::Fetch => false,
-                State::Gather => self.gather(cx),
-                State::Append => self.append_batch(cx),
-            };
-            if !goes_on {
-                return;
-            }
-        }
+/// The one evacuation of a shard, if a segment is being emptied.
+#[derive(Default)]
+pub struct Evacuation {
+    run: Option<Run>,
+}
+
+/// What an evacuation works on.
+pub struct Parts<'a> {
+    pub volumes: &'a mut Volumes,
+    pub log: &'a mut Log,
+    pub scratch: &'a mut Scratch,
+    pub fetches: &'a mut Fetches,
+    /// Whether no dropped map keeps anything alive.
+    pub swept: bool,
+}
+
+/// What has changed in the maps of volumes.
+#[derive(Default)]
+pub struct Moved {
+    pub volumes: Vec<VolumeId>,
+    pub extents_grown: i64,
+}
+
+impl Evacuation {
+    pub fn is_running(&self) -> bool {
+        self.run.is_some()
     }
 
-    fn start_evacuation(&mut self, cx: &mut Cx<'_>) {
-        let Some(segment) = self.log.victim(cx.now) else {
-            return;
+    /// Begins with a segment if room is short. True if it has begun.
+    pub fn begin(&mut self, cx: &mut Cx<'_>, log: &mut Log, scratch: &mut Scratch) -> bool {
+        // Dead segments come back cheaper than live ones: first let the checkpoint free them.
+        if self.is_running() || !log.is_low() || log.freeable() > 1 {
+            return false;
+        }
+        let Some(segment) = log.victim(cx.now) else {
+            return false;
         };
-        let Some(piece) = self.scratch.take_piece() else {
-            return;
+        let Some(piece) = scratch.take_piece() else {
+            return false;
         };
-        self.drop_queues();
-        let place = self.scratch.piece(piece);
-        let addr = self.log.footer_at(segment);
-        self.log.pin(addr);
-        assert!(
-            self.evacuation.is_none(),
-            "one segment is emptied at a time"
-        );
-        self.evacuation = Some(Evacuation {
+        let place = scratch.piece(piece);
+        let addr = log.footer_at(segment);
+        log.pin(addr);
+        assert!(self.run.is_none(), "one segment is emptied at a time");
+        self.run = Some(Run {
             segment,
             state: State::ReadFooter,
             piece,
@@ -114,9 +117,9 @@ impl Core {
         });
         let slices = alloc::vec![Slice {
             place,
-            bytes: self.scratch.piece_bytes()
+            bytes: scratch.piece_bytes()
         }];
-        let at = self.log.device_at(addr);
+        let at = log.device_at(addr);
         let pending = Pending::EvacuateFooter;
         cx.transfer(
             pending,
@@ -126,15 +129,49 @@ impl Core {
             at,
             slices,
         );
+        true
     }
 
-    pub(super) fn evacuation_footer(&mut self, cx: &mut Cx<'_>, ok: bool) {
-        let evacuation = self.evacuation.as_mut().expect("a footer was asked for");
+    /// Goes on as far as nothing has to be waited for.
+    pub fn pump(&mut self, cx: &mut Cx<'_>, mut of: Parts<'_>) -> Moved {
+        let mut moved = Moved::default();
+        // The room it would take is promised to a write that has begun.
+        if of.log.unfinished > 0 {
+            return moved;
+        }
+        while let Some(run) = &mut self.run {
+            let goes_on = match run.state {
+                State::ReadFooter | State::Fetch => false,
+                State::Gather => run.gather(cx, &mut of),
+                State::Append => run.append_batch(cx, &mut of, &mut moved),
+            };
+            if !goes_on {
+                if run.has_ended() {
+                    self.end(cx.now, (of.log, of.scratch), of.swept);
+                }
+                break;
+            }
+        }
+        assert!(
+            moved.extents_grown == 0 || !moved.volumes.is_empty(),
+            "what has grown is of a volume"
+        );
+        moved
+    }
+
+    pub fn footer_read(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (log, scratch): (&mut Log, &mut Scratch),
+        (cache, swept): (Uuid, bool),
+        ok: bool,
+    ) {
+        let evacuation = self.run.as_mut().expect("a footer was asked for");
         assert!(evacuation.state == State::ReadFooter && evacuation.entries.is_empty());
-        let place = self.scratch.piece(evacuation.piece);
-        let mut bytes = alloc::vec![0; self.scratch.piece_bytes() as usize];
+        let place = scratch.piece(evacuation.piece);
+        let mut bytes = alloc::vec![0; scratch.piece_bytes() as usize];
         cx.memory.load(place, &mut bytes);
-        match Footer::parse(&bytes, self.log.geometry, self.superblock.cache) {
+        match Footer::parse(&bytes, log.geometry, cache) {
             Ok(footer) if ok => {
                 evacuation.entries = footer.entries;
                 if !has(Bug::MoveZeroesOldestFirst) {
@@ -145,30 +182,68 @@ impl Core {
             _ => {
                 // Without its footer nobody can say which serials lie here; it stays as it is.
                 evacuation.damaged = true;
-                self.end_evacuation(cx.now);
+                self.end(cx.now, (log, scratch), swept);
             }
         }
     }
 
+    pub fn fetched(
+        &mut self,
+        now: Time,
+        parts: (&mut Log, &mut Scratch),
+        swept: bool,
+        damaged: bool,
+    ) {
+        let evacuation = self.run.as_mut().expect("bytes were asked for");
+        assert!(evacuation.state == State::Fetch && evacuation.appended == 0);
+        if !damaged {
+            evacuation.state = State::Append;
+            return;
+        }
+        // Which part is bad shows when it is read by its owner; here the segment just stays.
+        evacuation.damaged = true;
+        self.end(now, parts, swept);
+    }
+
+    fn end(&mut self, now: Time, (log, scratch): (&mut Log, &mut Scratch), swept: bool) {
+        let Some(evacuation) = self.run.take() else {
+            return;
+        };
+        assert!(
+            evacuation.damaged || evacuation.next == evacuation.entries.len(),
+            "all entries were looked at"
+        );
+        scratch.free_piece(evacuation.piece);
+        log.unpin(evacuation.segment);
+        // What could not be moved would be chosen again at once.
+        let left = log.live_of(evacuation.segment) > 0 && swept;
+        if evacuation.damaged || left {
+            let until = now.plus_millis(STUCK_MS);
+            log.mark_stuck(evacuation.segment, until);
+        }
+    }
+}
+
+impl Run {
+    /// All that can be moved was moved, or nothing of it can.
+    fn has_ended(&self) -> bool {
+        self.state == State::Gather && self.batch.is_empty()
+    }
+
     /// Collects live parts until the piece is full, and asks for their bytes.
-    fn gather(&mut self, cx: &mut Cx<'_>) -> bool {
-        let evacuation = self.evacuation.as_mut().expect("checked by the caller");
-        assert!(evacuation.batch.is_empty(), "the batch before was appended");
-        let (segment, piece) = (evacuation.segment, evacuation.piece);
-        let place = self.scratch.piece(piece);
-        let blocks_max = self.scratch.piece_bytes() / BLOCK_BYTES;
+    fn gather(&mut self, cx: &mut Cx<'_>, of: &mut Parts<'_>) -> bool {
+        assert!(self.batch.is_empty(), "the batch before was appended");
+        let (segment, piece) = (self.segment, self.piece);
+        let place = of.scratch.piece(piece);
+        let blocks_max = of.scratch.piece_bytes() / BLOCK_BYTES;
         let mut blocks = 0;
-        while let Some(entry) = evacuation.entries.get(evacuation.next).copied() {
+        while let Some(entry) = self.entries.get(self.next).copied() {
             if blocks + entry.span.blocks().min(blocks_max) > blocks_max && blocks > 0 {
                 break;
             }
-            evacuation.next += 1;
-            let whole = content_of(self.log.geometry, segment, &entry);
-            let Some(volume) = self
-                .volumes
-                .get(entry.volume.0 as usize)
-                .and_then(Option::as_ref)
-            else {
+            self.next += 1;
+            let whole = content_of(of.log.geometry, segment, &entry);
+            let Some(volume) = of.volumes.get(entry.volume) else {
                 continue;
             };
             // The parts keep the layout of their entry, so they never need more than it has.
@@ -179,7 +254,7 @@ impl Core {
                 let place = matches!(content, Content::Data(_))
                     .then(|| base.plus((span.sector - aligned) * SECTOR_BYTES));
                 bytes_live |= place.is_some();
-                evacuation.batch.push(Live {
+                self.batch.push(Live {
                     entry,
                     span,
                     content,
@@ -190,12 +265,11 @@ impl Core {
                 blocks += entry.span.blocks();
             }
         }
-        if evacuation.batch.is_empty() {
-            self.end_evacuation(cx.now);
+        if self.batch.is_empty() {
             return false;
         }
         assert!(blocks <= blocks_max, "a batch fits its piece");
-        let wants: Vec<Want> = evacuation
+        let wants: Vec<Want> = self
             .batch
             .iter()
             .filter_map(|live| match (live.content, live.place) {
@@ -207,67 +281,45 @@ impl Core {
                 _ => None,
             })
             .collect();
-        evacuation.state = State::Fetch;
-        let parts = (&mut self.log, &mut self.scratch);
-        if self
+        self.state = State::Fetch;
+        let parts = (&mut *of.log, &mut *of.scratch);
+        if of
             .fetches
             .start(cx, parts, Owner::Evacuate, Purpose::Evacuate, &wants)
         {
             return false;
         }
-        self.evacuation.as_mut().expect("still there").state = State::Append;
+        self.state = State::Append;
         true
     }
 
-    pub(super) fn evacuation_fetched(&mut self, cx: &Cx<'_>, damaged: bool) {
-        let evacuation = self.evacuation.as_mut().expect("bytes were asked for");
-        assert!(evacuation.state == State::Fetch && evacuation.appended == 0);
-        if !damaged {
-            evacuation.state = State::Append;
-            return;
-        }
-        // Which part is bad shows when it is read by its owner; here the segment just stays.
-        evacuation.damaged = true;
-        self.end_evacuation(cx.now);
-    }
-
     /// Appends the batch as far as there is room. True when the batch is done.
-    fn append_batch(&mut self, cx: &mut Cx<'_>) -> bool {
+    fn append_batch(&mut self, cx: &mut Cx<'_>, of: &mut Parts<'_>, moved: &mut Moved) -> bool {
         loop {
-            let evacuation = self.evacuation.as_mut().expect("checked by the caller");
-            let Some(live) = evacuation.batch.get(evacuation.appended) else {
-                evacuation.batch.clear();
-                evacuation.appended = 0;
-                evacuation.state = State::Gather;
+            let Some(live) = self.batch.get(self.appended) else {
+                self.batch.clear();
+                self.appended = 0;
+                self.state = State::Gather;
                 return true;
             };
-            let (entry, span, content, place) = (live.entry, live.span, live.content, live.place);
-            if !self.append_live(cx, entry, span, content, place) {
+            if !of.append_live(cx, live, moved) {
                 return false;
             }
-            self.evacuation.as_mut().expect("still there").appended += 1;
+            self.appended += 1;
         }
     }
+}
 
+impl Parts<'_> {
     /// Appends what of a part is still alive. False when there is no room; trying again later
     /// finds the parts that were already moved no longer alive.
-    fn append_live(
-        &mut self,
-        cx: &mut Cx<'_>,
-        entry: FooterEntry,
-        span: Span,
-        content: Content,
-        place: Option<Place>,
-    ) -> bool {
+    fn append_live(&mut self, cx: &mut Cx<'_>, live: &Live, moved: &mut Moved) -> bool {
+        let (entry, span, content, place) = (live.entry, live.span, live.content, live.place);
         loop {
-            let Some(volume) = self
-                .volumes
-                .get(entry.volume.0 as usize)
-                .and_then(Option::as_ref)
-            else {
+            let Some(volume) = self.volumes.get(entry.volume) else {
                 return true;
             };
-            let stream = self.stream_of(volume, span.blocks());
+            let stream = volume.stream_of(self.log, span.blocks());
             let live = live_parts(volume, entry.serial, span, content);
             let Some((_, part, _)) = live.into_iter().next() else {
                 return true;
@@ -305,20 +357,24 @@ impl Core {
             mark(Mark::Moved);
             self.log.counters.evacuated_bytes += appended.span.sectors * SECTOR_BYTES;
             let old = content.advance(appended.span.sector - span.sector);
-            self.repoint(&entry, appended.span, old, appended.content);
+            let grown = self.repoint(&entry, appended.span, old, appended.content);
+            moved.extents_grown += grown;
+            if !moved.volumes.contains(&entry.volume) {
+                moved.volumes.push(entry.volume);
+            }
         }
     }
 
-    /// Points the epoch of an entry, where it has `old` at `span`, to the copy.
-    fn repoint(&mut self, entry: &FooterEntry, span: Span, old: Content, new: Content) {
-        let volume = self.volumes[entry.volume.0 as usize]
-            .as_mut()
-            .expect("checked by the caller");
+    /// Points the epoch of an entry, where it has `old` at `span`, to the copy. Returns by how many
+    /// extents its maps have grown.
+    fn repoint(&mut self, entry: &FooterEntry, span: Span, old: Content, new: Content) -> i64 {
+        let mut grown = 0;
+        let volume = self.volumes.known_mut(entry.volume);
         let quota_owner = volume.quota_owner();
         for (at, part, _) in live_parts(volume, entry.serial, span, old) {
             let epoch = &mut volume.epochs[at];
             let content = new.advance(part.sector - span.sector);
-            let (log, mut charge) = (&mut self.log, 0);
+            let (log, mut charge) = (&mut *self.log, 0);
             let (extents, sectors) = (epoch.map.len() as i64, epoch.map.sectors());
             let piece = Piece {
                 span: part,
@@ -332,28 +388,9 @@ impl Core {
                 "what moves is dirty as before"
             );
             epoch.charge = epoch.charge.strict_add_signed(charge);
-            let grown = epoch.map.len() as i64 - extents;
-            self.extents.grow(grown);
+            grown += epoch.map.len() as i64 - extents;
         }
-        self.recount(entry.volume);
-    }
-
-    fn end_evacuation(&mut self, now: Time) {
-        let Some(evacuation) = self.evacuation.take() else {
-            return;
-        };
-        assert!(
-            evacuation.damaged || evacuation.next == evacuation.entries.len(),
-            "all entries were looked at"
-        );
-        self.scratch.free_piece(evacuation.piece);
-        self.log.unpin(evacuation.segment);
-        // What could not be moved would be chosen again at once.
-        let left = self.log.live_of(evacuation.segment) > 0 && self.extents.is_swept();
-        if evacuation.damaged || left {
-            let until = now.plus_millis(STUCK_MS);
-            self.log.mark_stuck(evacuation.segment, until);
-        }
+        grown
     }
 }
 

@@ -7,9 +7,9 @@
 //! blocks are on the device ([`super::lines`]).
 
 use super::Core;
-use super::layers::is_base;
 use super::read_op::{FILL_BLOCKS_MAX, clip};
 use crate::adversary::{Bug, Mark, has, mark};
+use crate::clean::is_base;
 use crate::event::{Admission, Device, IoError, Op, Purpose, Refusal};
 use crate::log::Log;
 use crate::memory::{Place, Slice};
@@ -631,7 +631,7 @@ impl Core {
                 Published::Again => true,
             };
             if let Some(volume) = onward.filter(|_| worth) {
-                self.admit(cx.now, key, slot, volume);
+                self.lines.admit(cx.now, &mut self.ram, (key, slot), volume);
             }
         }
         for (read, _) in fill.waiters {

@@ -69,7 +69,7 @@ impl Given {
         self.layers += 1;
         let layer = Layer(self.layers);
         assert!(
-            !super::layers::is_base(layer),
+            !crate::clean::is_base(layer),
             "private layers are below those of bases"
         );
         layer

@@ -86,7 +86,7 @@ impl Core {
             open: 1,
             waiters: Vec::new(),
         };
-        let used = |at: usize| self.volumes.iter().flatten().any(|v| v.group() == Some(at));
+        let used = |at: usize| self.volumes.iter().any(|v| v.group() == Some(at));
         match (0..self.groups.len()).find(|at| !used(*at)) {
             Some(at) => {
                 self.groups[at] = group;
@@ -136,11 +136,11 @@ impl Core {
 
     /// The members of the group of a volume, itself included; it alone if it has none.
     pub(super) fn members(&self, id: VolumeId) -> Vec<VolumeId> {
-        let volume = self.volumes[id.0 as usize].as_ref();
+        let volume = self.volumes.get(id);
         match volume.and_then(|volume| volume.group()) {
             None => alloc::vec![id],
             Some(group) => {
-                let all = self.volumes.iter().flatten();
+                let all = self.volumes.iter();
                 all.filter(|it| it.is_member(group))
                     .map(|it| it.id())
                     .collect()
@@ -178,7 +178,7 @@ impl Core {
 
     /// A write of some member is staged in part: nothing can be sealed.
     pub(super) fn is_between(&self, members: &[VolumeId]) -> bool {
-        let volumes = self.volumes.iter().flatten();
+        let volumes = self.volumes.iter();
         volumes
             .filter(|volume| members.contains(&volume.id()))
             .any(|volume| volume.is_in_part())
@@ -238,7 +238,7 @@ impl Core {
     pub(super) fn is_prepared(&self, id: VolumeId) -> bool {
         let early = |volume: &Volume| volume.destage().is_some_and(|it| it.is_preparing());
         let members = self.members(id);
-        let mut volumes = self.volumes.iter().flatten();
+        let mut volumes = self.volumes.iter();
         !volumes.any(|volume| members.contains(&volume.id()) && early(volume))
     }
 
@@ -333,7 +333,7 @@ impl Core {
         for (_, request, _) in gone {
             cx.out.reply(request, Err(Refusal::Gone));
         }
-        let others = self.volumes.iter().flatten();
+        let others = self.volumes.iter();
         for other in others.filter(|it| it.is_member(group)) {
             self.touched.volume(other.id());
         }
@@ -349,7 +349,7 @@ impl Core {
         let Some(group) = volume.group() else {
             return (false, false);
         };
-        let all = self.volumes.iter().flatten();
+        let all = self.volumes.iter();
         let members: Vec<&Volume> = all.filter(|it| it.is_member(group)).collect();
         let in_place = |it: &&Volume| it.effective_destage() == DestageMode::InPlace;
         let waits = (members.len() as u32) < self.groups[group].wanted;

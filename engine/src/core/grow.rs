@@ -78,7 +78,12 @@ impl Core {
                 // What is kept of the end does not outlive it, however this ends.
                 let layer = self.volume(id).layer();
                 let first = new.div_ceil(BLOCK_BYTES);
-                self.forget_blocks(layer, first, old.div_ceil(BLOCK_BYTES) - first);
+                self.lines.forget_blocks(
+                    &mut self.ram,
+                    layer,
+                    first,
+                    old.div_ceil(BLOCK_BYTES) - first,
+                );
                 self.cut_next(id)
             }
             false => {

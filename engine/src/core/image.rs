@@ -187,6 +187,6 @@ impl Core {
     fn take_new_layer(&mut self, id: VolumeId) {
         let layer = self.given.take_layer();
         let old = self.volume(id).change_layer(layer);
-        self.forget_layer(old);
+        self.lines.forget_layer(old);
     }
 }

@@ -136,7 +136,7 @@ impl Core {
 
     /// Moves some extents of the oldest epochs that become one. True if there is nothing left.
     fn join_some(&mut self, id: VolumeId, left: &mut usize) -> bool {
-        let Some(volume) = self.volumes[id.0 as usize].as_mut() else {
+        let Some(volume) = self.volumes.get_mut(id) else {
             return true;
         };
         let Some(at) = volume.epochs.iter().position(|epoch| epoch.joins) else {

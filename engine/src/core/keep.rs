@@ -13,14 +13,11 @@
 
 use super::Core;
 use crate::event::{Device, Op, Purpose, Stat};
-use crate::format::fill::{Run, runs_max};
 use crate::outbox::{Cx, Pending};
 use crate::snapshot::State;
 use crate::types::{Generation, Policy, SegmentIndex, Uuid, VolumeId};
 use alloc::vec::Vec;
 
-/// Footers on their way at once.
-const FOOTERS_MAX: u32 = 4;
 /// How long before the end of an orderly stop images are not waited for any more.
 pub const SPARE_MS: u64 = 2_000;
 
@@ -66,16 +63,18 @@ impl Core {
             Keep::Looking(volumes, asked) => {
                 let done = volumes.is_empty() && *asked == 0;
                 if (done || late) && !self.log.fill_footer_due() && self.lines.footers() == 0 {
-                    let segments = self.log.clean_segments();
-                    self.set_keep(Keep::Naming(segments));
-                    return self.write_names(cx);
+                    parking.keep = Keep::Naming(self.log.clean_segments());
+                    return self.keep_layers(cx);
                 }
                 let (volumes, asked) = (core::mem::take(volumes), *asked);
                 let looks = self.look_at_idle(cx, volumes, asked);
                 self.set_keep(looks);
                 false
             }
-            Keep::Naming(_) => self.write_names(cx),
+            Keep::Naming(segments) => {
+                let parts = (&mut self.log, &mut self.scratch);
+                self.lines.write_names(cx, parts, segments)
+            }
         }
     }
 
@@ -90,7 +89,7 @@ impl Core {
     fn close_volumes(&mut self) -> Vec<VolumeId> {
         let lines = &self.lines;
         let mut closed = Vec::new();
-        for volume in self.volumes.iter_mut().flatten() {
+        for volume in self.volumes.iter_mut() {
             let owner = matches!(volume.policy, Policy::WriteBack | Policy::WriteThrough);
             // An orderly stop has closed it already, because it is clean.
             let released = volume.ledger().is_some_and(|it| !it.dirty);
@@ -160,76 +159,6 @@ impl Core {
             assert!(*asked > 0, "each look was asked for");
             *asked -= 1;
         }
-    }
-
-    /// Writes the footers anew of segments with blocks of named layers, or of what has become a
-    /// base. True when all are there.
-    fn write_names(&mut self, cx: &mut Cx<'_>) -> bool {
-        while self.lines.footers() < FOOTERS_MAX {
-            let Some(parking) = self.service.parking() else {
-                return true;
-            };
-            let Keep::Naming(segments) = &mut parking.keep else {
-                unreachable!("only called in this step");
-            };
-            let Some(segment) = segments.pop() else {
-                return self.lines.footers() == 0;
-            };
-            let runs = self.named_runs(segment);
-            if !runs.iter().any(|run| run.own) && !self.has_promoted(segment) {
-                continue;
-            }
-            let Some(piece) = self.scratch.take_piece() else {
-                self.put_off(segment);
-                return false;
-            };
-            match self.log.fill_footer_of(segment, runs) {
-                Some(bytes) => self.put_fill_footer(cx, segment, piece, &bytes),
-                None => self.scratch.free_piece(piece),
-            }
-            assert!(self.lines.footers() <= FOOTERS_MAX);
-        }
-        false
-    }
-
-    fn has_promoted(&self, segment: SegmentIndex) -> bool {
-        let mut runs = self.lines.runs_of(segment).into_iter();
-        runs.any(|run| self.lines.layers.was_promoted(run.layer))
-    }
-
-    fn put_off(&mut self, segment: SegmentIndex) {
-        if let Some(parking) = self.service.parking()
-            && let Keep::Naming(segments) = &mut parking.keep
-        {
-            segments.push(segment);
-        }
-    }
-
-    /// What of a segment the next daemon can use, as its footer says it.
-    fn named_runs(&self, segment: SegmentIndex) -> Vec<Run> {
-        let blocks = self.log.geometry.segment_blocks() as u32;
-        let first = segment.0 * blocks;
-        let runs = self.lines.runs_of(segment).into_iter().filter_map(|run| {
-            assert!(run.base - first < blocks, "a run lies in its segment");
-            let (layer, own) = self.lines.layers.named(run.layer)?;
-            Some(Run {
-                layer,
-                own,
-                line: u64::from(run.line),
-                slot: run.base - first,
-                bitmap: run.bitmap,
-            })
-        });
-        let mut runs: Vec<Run> = runs.collect();
-        // Runs that lost a block in the middle are two.
-        runs.sort_unstable_by_key(|run| (run.own, run.slot));
-        debug_assert!(
-            runs.is_sorted_by(|a, b| a.own != b.own || a.slot + a.blocks() <= b.slot),
-            "a block of a segment is of one run"
-        );
-        runs.truncate(runs_max(self.log.geometry));
-        runs.sort_unstable_by_key(|run| run.slot);
-        runs
     }
 }
 

@@ -24,7 +24,7 @@
 //! again; then the rest is done with the next event, and a test build stops. Deliberately absent:
 //! what a step does.
 
-use super::Core;
+use super::{Core, evacuate};
 use crate::outbox::{Cx, Timer};
 use crate::types::VolumeId;
 
@@ -154,6 +154,47 @@ impl Core {
         }
     }
 
+    /// Moves what lives in a segment, so that the segment can die.
+    fn pump_evacuation(&mut self, cx: &mut Cx<'_>) {
+        if self.evacuation.begin(cx, &mut self.log, &mut self.scratch) {
+            self.drop_queues();
+        }
+        let parts = evacuate::Parts {
+            volumes: &mut self.volumes,
+            log: &mut self.log,
+            scratch: &mut self.scratch,
+            fetches: &mut self.fetches,
+            swept: self.extents.is_swept(),
+        };
+        let moved = self.evacuation.pump(cx, parts);
+        self.extents.grow(moved.extents_grown);
+        for id in moved.volumes {
+            self.recount(id);
+        }
+    }
+
+    /// Gives back segments of clean blocks that are needed otherwise, and writes what waits.
+    fn pump_lines(&mut self, cx: &mut Cx<'_>) {
+        for _ in 0..self.lines.sweep(&self.log) {
+            let mut retired = self.lines.retire(cx.now, &mut self.log);
+            while let Some(again) = self.lines.reappend(cx.now, &mut self.ram, &mut retired) {
+                for part in again {
+                    self.read_again(cx, part.layer, part.blocks, part.base);
+                }
+            }
+        }
+        if self.log.bury_retired() {
+            self.checkpoint.wanted = true;
+        }
+        let parts = (&mut self.ram, &mut self.log, &mut self.scratch);
+        self.lines.write(cx, parts, self.service.is_parking());
+    }
+
+    fn pump_scrub(&mut self, cx: &mut Cx<'_>) {
+        let (scrub, sources, state) = self.of_scrub();
+        scrub.pump(cx, sources, state);
+    }
+
     /// Something of a volume has changed: its list runs in this event.
     pub(super) fn touch(&mut self, id: VolumeId) {
         self.touched.volume(id);
@@ -168,7 +209,7 @@ impl Core {
     }
 
     pub(super) fn touch_all(&mut self) {
-        for volume in self.volumes.iter().flatten() {
+        for volume in self.volumes.iter() {
             self.touched.volume(volume.id());
         }
     }
@@ -220,8 +261,8 @@ impl Core {
             || !self.replicas.taking.is_empty()
             || !self.replicas.joining.is_empty()
             || self.waits_for_room_of_peers()
-            || self.evacuation.is_some()
-            || self.volumes.iter().flatten().any(|v| {
+            || self.evacuation.is_running()
+            || self.volumes.iter().any(|v| {
                 // A request for an order that has failed is made again after a while.
                 let ordered = v.is_switching() || v.is_resizing();
                 ordered || v.holds_for_exchange() || v.ledger_failed() || v.is_destaging()
@@ -249,12 +290,12 @@ impl Core {
         self.move_joins(super::join::EXTENTS_PER_LOOK);
         #[cfg(feature = "adversary")]
         {
-            self.check_counts();
+            let budgets = self.budgets();
+            self.shares.check(&mut self.volumes, budgets);
             self.check_volumes();
         }
-        for at in 0..self.volumes.len() {
-            let id = VolumeId(at as u32);
-            if self.volumes[at].is_none() {
+        for id in self.volumes.ids() {
+            if self.volumes.get(id).is_none() {
                 continue;
             }
             self.retry_ledger(cx, id);

@@ -1,11 +1,12 @@
 //! The shard behind the seam: dispatches events, and touches the volume that each is of.
 //!
-//! Each verb has a file: `read`, `fill`, `tables`, `lines`, `layers`, `keep`, `write`, `direct`,
-//! `destage`, `replay`, `merge_damage`, `switch`, `image`, `evacuate`, `scrub`, `checkpoint`,
-//! `attach`. What several of them share is a part with fields of its own: `reading`, `turns`,
-//! `extents`, `share`, `room`, `direct`, `park` (service), `given`. Always true after an `apply`:
-//! all that could be decided has been decided; what is left waits for a device, for room, or for a
-//! time that is in the timers.
+//! Each verb has a file: `read`, `fill`, `tables`, `keep`, `write`, `direct`, `destage`, `replay`,
+//! `merge_damage`, `switch`, `image`, `checkpoint`, `attach`. What has fields of its own is a part:
+//! `reading`, `turns`, `extents`, `share` with `room`, `direct`, `park` (service), `given`,
+//! `evacuate`, `scrub`, and the clean blocks in `crate::clean`. A part is given what it needs, and
+//! returns what others have to know; this file and `maintain` tell them. Always true after an
+//! `apply`: all that could be decided has been decided; what is left waits for a device, for room,
+//! or for a time that is in the timers.
 
 mod allocate;
 mod attach;
@@ -27,9 +28,7 @@ mod jobs;
 mod join;
 mod journal;
 mod keep;
-mod layers;
 mod ledger;
-mod lines;
 mod maintain;
 mod merge_damage;
 mod overlay;
@@ -64,34 +63,34 @@ mod touched;
 mod turns;
 mod write;
 
-pub use lines::{FoundFill, segments_max};
-
 /// The writer of checkpoints after one with this sequence was written.
 pub fn checkpoint_writer(sequence: u64) -> checkpoint::CheckpointWriter {
     checkpoint::CheckpointWriter::after(sequence)
 }
 
+use crate::clean::{FoundFill, Lines, is_base};
 use crate::event::{Command, Event, IoError, Refusal, Stat};
-use crate::fetch::{Fetched, Fetches, Owner};
+use crate::fetch::{Fetched, Fetches, Owner, Want};
 use crate::log::{Log, Waiter};
 use crate::open::Config;
 use crate::origin::Maps;
 use crate::outbox::{Cx, Pending, Timer};
 use crate::ram::RamTier;
 use crate::scratch::Scratch;
-use crate::types::{RequestId, VolumeId};
-use crate::volume::Volume;
+use crate::snapshot::CacheState;
+use crate::types::{BLOCK_BYTES, RequestId, Time, VolumeId};
+use crate::volume::{Volume, Volumes};
 use alloc::vec::Vec;
 
 pub struct Core {
     pub config: Config,
     pub superblock: crate::format::superblock::Superblock,
     pub log: Log,
-    pub volumes: Vec<Option<Volume>>,
+    pub volumes: Volumes,
     /// What is given out once.
     pub given: given::Given,
     pub ram: RamTier,
-    lines: lines::Lines,
+    pub lines: Lines,
     pub scratch: Scratch,
     fetches: Fetches,
     /// Reads under way, and what they wait for.
@@ -108,8 +107,8 @@ pub struct Core {
     /// When a destage may write its storage.
     turns: turns::Turns,
     pub checkpoint: checkpoint::CheckpointWriter,
-    evacuation: Option<evacuate::Evacuation>,
-    scrub: Option<scrub::Scrub>,
+    evacuation: evacuate::Evacuation,
+    scrub: scrub::Scrub,
     retry_read: Option<retry_read::RetryRead>,
     /// Of the maps of dirty data.
     pub extents: extents::Extents,
@@ -128,12 +127,12 @@ impl Core {
         checkpoint: checkpoint::CheckpointWriter,
     ) -> Core {
         let ram = RamTier::new(config.ram_blocks, config.hash_seed);
-        let lines = lines::Lines::new(&config, superblock.geometry);
+        let lines = Lines::new(&config, superblock.geometry);
         let scratch = Scratch::new(superblock.geometry, config.scratch_bytes);
         Core {
             superblock,
             log,
-            volumes,
+            volumes: volumes.into(),
             given: given::Given::default(),
             ram,
             lines,
@@ -148,8 +147,8 @@ impl Core {
             replicas: replication::Replicas::default(),
             turns: turns::Turns::default(),
             checkpoint,
-            evacuation: None,
-            scrub: None,
+            evacuation: evacuate::Evacuation::default(),
+            scrub: scrub::Scrub::default(),
             retry_read: None,
             extents: extents::Extents::default(),
             shares: share::Shares::default(),
@@ -162,7 +161,7 @@ impl Core {
     /// Counts what recovery found. Flushed data that is missing stops every volume it may be of.
     pub fn take_over(&mut self) {
         assert!(self.extents.count() == 0, "it is counted once");
-        for volume in self.volumes.iter_mut().flatten() {
+        for volume in self.volumes.iter_mut() {
             if volume.lacks_quota() {
                 volume.open_quota(self.log.open_quota());
             }
@@ -180,6 +179,12 @@ impl Core {
             }
         }
         self.count_writers();
+    }
+
+    /// Puts what recovery found into the index; oldest segments first.
+    pub fn adopt_fills(&mut self, found: Vec<FoundFill>) {
+        let new_layer = || self.given.take_layer();
+        self.lines.adopt(&mut self.log, found, new_layer);
     }
 
     pub fn apply(&mut self, cx: &mut Cx<'_>, event: Event) {
@@ -271,7 +276,7 @@ impl Core {
     #[cfg(feature = "adversary")]
     pub(super) fn check_volumes(&mut self) {
         let (mut unfinished, mut given_up, mut extents) = (0, 0, 0);
-        for volume in self.volumes.iter().flatten() {
+        for volume in self.volumes.iter() {
             let begun = volume.is_in_part();
             unfinished += u32::from(begun) + u32::from(volume.has_batch_in_part());
             given_up += u32::from(volume.is_given_up());
@@ -297,11 +302,11 @@ impl Core {
         }
         assert_eq!(unfinished, self.log.unfinished);
         assert_eq!(given_up, self.log.given_up);
-        let volumes = self.volumes.iter().flatten();
+        let volumes = self.volumes.iter();
         let queued: u64 = volumes.map(|it| it.replication.extents()).sum();
         self.extents
             .check(extents + queued + self.checkpoint.extents());
-        let all = self.volumes.iter_mut().flatten();
+        let all = self.volumes.iter_mut();
         let held: usize = all.map(Volume::held_pieces).sum();
         assert!(self.scratch.destage_pieces() <= held);
     }
@@ -333,13 +338,11 @@ impl Core {
                 self.log.write_done(cx, place, (attempt, from, upto), ok);
             }
             Pending::CacheSync { attempt } => self.log_synced(cx, attempt, ok),
-            Pending::Footer { segment, piece } => {
-                self.log.footer_done(&mut self.scratch, segment, piece, ok);
-            }
-            Pending::Prepare { segment, piece } => {
-                self.log
-                    .prepare_done(cx, &mut self.scratch, segment, piece, ok);
-            }
+            footer @ (Pending::Footer { .. }
+            | Pending::Prepare { .. }
+            | Pending::FillFooter { .. }
+            | Pending::ScrubFooter
+            | Pending::EvacuateFooter) => self.footer_done(cx, footer, ok),
             Pending::Checkpoint => self.checkpoint_written(cx, ok),
             Pending::CheckpointSync => self.checkpoint_on_media(cx, ok),
             Pending::Fetch { fetch, part } => {
@@ -350,8 +353,7 @@ impl Core {
             }
             Pending::Fill { fill } => self.filled(cx, fill, result, started),
             Pending::LineRead { fill } => self.line_read(cx, fill, ok),
-            Pending::FillBatch { batch } => self.batch_done(cx, batch, ok),
-            Pending::FillFooter { segment, piece } => self.fill_footer_done(segment, piece, ok),
+            Pending::FillBatch { batch } => self.batch_done(cx.now, batch, ok),
             Pending::OriginRead { read, part } => {
                 self.origin_read_done(cx, read, part, result, started);
             }
@@ -370,10 +372,41 @@ impl Core {
             Pending::Plan { volume, io } => self.plan_io_done(cx, (volume, io), result),
             Pending::Stat { volume } => self.stat_done(cx, volume, stat.filter(|_| ok)),
             Pending::Clock { volume } => self.clock_read(cx, volume, stat.filter(|_| ok)),
-            Pending::ScrubFooter => self.scrub_footer_read(cx, ok),
-            Pending::EvacuateFooter => self.evacuation_footer(cx, ok),
             Pending::CutJournal { volume } => self.journal_cut(cx, volume, ok),
             Pending::Remove { volume } => self.volume(volume).removed(ok),
+        }
+    }
+
+    /// A footer was written or read, or a segment was prepared.
+    fn footer_done(&mut self, cx: &mut Cx<'_>, pending: Pending, ok: bool) {
+        let (log, scratch, cache) = (&mut self.log, &mut self.scratch, self.superblock.cache);
+        match pending {
+            Pending::Footer { segment, piece } => log.footer_done(scratch, segment, piece, ok),
+            Pending::Prepare { segment, piece } => {
+                log.prepare_done(cx, scratch, segment, piece, ok)
+            }
+            Pending::FillFooter { segment, piece } => {
+                self.lines.footer_done((log, scratch), segment, piece, ok);
+            }
+            Pending::ScrubFooter => {
+                let of = (cache, self.health.state());
+                self.scrub.footer_read(cx, (log, scratch), of, ok);
+            }
+            Pending::EvacuateFooter => {
+                let of = (cache, self.extents.is_swept());
+                self.evacuation.footer_read(cx, (log, scratch), of, ok);
+            }
+            other => unreachable!("{other:?} is about no footer"),
+        }
+    }
+
+    /// Clean blocks are on the device: written for the volumes whose misses brought them.
+    fn batch_done(&mut self, now: Time, batch: u32, ok: bool) {
+        let parts = (&mut self.ram, &mut self.log, &mut self.scratch);
+        for id in self.lines.batch_done(now, parts, batch, ok) {
+            if let Some(volume) = self.find(id) {
+                volume.counters.ssd_write_bytes += BLOCK_BYTES;
+            }
         }
     }
 
@@ -430,9 +463,38 @@ impl Core {
                 self.entries_fetched(cx, volume, job, !fetched.is_damaged());
             }
             Owner::Peer { volume, peer } => self.batch_fetched(cx, (volume, peer), &fetched),
-            Owner::Evacuate => self.evacuation_fetched(cx, fetched.is_damaged()),
+            Owner::Evacuate => {
+                let parts = (&mut self.log, &mut self.scratch);
+                let (swept, bad) = (self.extents.is_swept(), fetched.is_damaged());
+                self.evacuation.fetched(cx.now, parts, swept, bad);
+            }
             Owner::RetryRead => self.read_retried(cx.now, !fetched.is_damaged()),
-            Owner::Scrub => self.scrub_fetched(cx, &fetched.bad),
+            Owner::Scrub => self.scrubbed(cx, &fetched.bad),
+        }
+    }
+
+    /// What a scrub works with, and what is known of the device.
+    fn of_scrub(&mut self) -> (&mut scrub::Scrub, scrub::Sources<'_>, CacheState) {
+        let sources = scrub::Sources {
+            volumes: &self.volumes,
+            lines: &self.lines,
+            log: &mut self.log,
+            scratch: &mut self.scratch,
+            fetches: &mut self.fetches,
+        };
+        (&mut self.scrub, sources, self.health.state())
+    }
+
+    /// A scrub has read a batch. A bad clean block is forgotten, a bad dirty one is damage.
+    fn scrubbed(&mut self, cx: &mut Cx<'_>, bad: &[Want]) {
+        let (scrub, sources, state) = self.of_scrub();
+        for bad in scrub.fetched(cx, sources, state, bad) {
+            match bad {
+                scrub::Bad::Dirty(id, addr) => {
+                    self.volume(id).meets_damage(cx.now, [addr].into_iter());
+                }
+                scrub::Bad::Clean(key) => self.lines.drop_bad(key, false),
+            }
         }
     }
 
@@ -446,7 +508,13 @@ impl Core {
         }
         match command {
             Command::Park => self.park(cx, request),
-            Command::Scrub => self.scrub(cx, request),
+            Command::Scrub => {
+                let dirty: u64 = self.volumes.iter().map(|it| it.charge()).sum();
+                let blocks = dirty + self.lines.snapshot().blocks;
+                let footers = self.log.footered() * self.scratch.piece_bytes();
+                let total_bytes = blocks * BLOCK_BYTES + footers;
+                self.scrub.order(cx, request, total_bytes);
+            }
             Command::CacheGone { gone } => self.cache_gone(cx, request, gone),
             Command::Destage { volume } => self.destage_command(cx, volume, request),
             Command::Look { volume } => self.look_command(cx, volume, request),
@@ -525,15 +593,39 @@ impl Core {
         }
     }
 
+    /// What volumes take of the log and of the map.
+    fn budgets(&self) -> share::Budgets {
+        let gauge = self.log.gauge();
+        share::Budgets {
+            log: share::Budget {
+                capacity: gauge.capacity,
+                used: gauge.live,
+            },
+            map: share::Budget {
+                capacity: self.config.dirty_extents_max,
+                used: self.extents.count(),
+            },
+        }
+    }
+
+    /// A volume has come or gone, or takes from log and map in another way.
+    fn count_writers(&mut self) {
+        let budgets = self.budgets();
+        self.shares.count_writers(&mut self.volumes, budgets);
+    }
+
+    /// What a volume holds dirty has changed.
+    fn recount(&mut self, id: VolumeId) {
+        self.shares.recount(self.volumes.known_mut(id));
+    }
+
     pub fn find(&mut self, id: VolumeId) -> Option<&mut Volume> {
-        self.volumes.get_mut(id.0 as usize)?.as_mut()
+        self.volumes.get_mut(id)
     }
 
     /// A volume that is known to be there, because something of it was in flight.
     fn volume(&mut self, id: VolumeId) -> &mut Volume {
-        self.volumes[id.0 as usize]
-            .as_mut()
-            .expect("a volume stays while work of it is in flight")
+        self.volumes.known_mut(id)
     }
 
     /// Nothing that is kept clean of this volume counts any more. A base layer, which nobody
@@ -541,9 +633,9 @@ impl Core {
     fn renew_layer(&mut self, id: VolumeId) {
         let layer = self.given.take_layer();
         let volume = self.volume(id);
-        if !layers::is_base(volume.layer()) {
+        if !is_base(volume.layer()) {
             let old = volume.change_layer(layer);
-            self.forget_layer(old);
+            self.lines.forget_layer(old);
         }
     }
 

@@ -42,12 +42,11 @@ impl Core {
     }
 
     fn gauges(&self, id: VolumeId, arriving: u64) -> Gauges {
-        let volume = self.volumes[id.0 as usize]
-            .as_ref()
-            .expect("checked by the caller");
+        let volume = self.volumes.known(id);
         let (charge, extents) = (volume.charge(), volume.dirty_extents());
-        let room = self.most(id, Pool::Log);
-        let extents_room = self.most(id, Pool::Map);
+        let budgets = self.budgets();
+        let [room, extents_room] =
+            [Pool::Log, Pool::Map].map(|pool| self.shares.most(volume, budgets, pool));
         let limit = volume.dirty_limit_blocks();
         let of_peers = volume.room_of_peers();
         let held: u64 = volume.waiting().map(Waiting::blocks).sum();
@@ -117,14 +116,14 @@ impl Core {
 
     /// Finds the oldest request of each origin that has not ended.
     pub(super) fn look_at_origins(&mut self, cx: &Cx<'_>) {
-        let mut oldest: Vec<Option<Time>> = alloc::vec![None; self.volumes.len()];
+        let mut oldest: Vec<Option<Time>> = alloc::vec![None; self.volumes.end().0 as usize];
         for (pending, started) in cx.out.outstanding() {
             if let Some((id, _)) = self.origin_of(pending) {
                 let seen = &mut oldest[id.0 as usize];
                 *seen = Some(seen.map_or(started, |before| before.min(started)));
             }
         }
-        for volume in self.volumes.iter_mut().flatten() {
+        for volume in self.volumes.iter_mut() {
             volume.flow.outstanding(oldest[volume.id().0 as usize]);
         }
     }

@@ -75,7 +75,7 @@ impl Core {
     /// Everything acknowledged goes to the log, the ledgers of clean volumes say so, and a last
     /// checkpoint tells what is durable.
     pub(super) fn park(&mut self, cx: &mut Cx<'_>, request: RequestId) {
-        self.stop_scrub(cx, Refusal::Gone);
+        self.scrub.end(cx, &mut self.scratch, Err(Refusal::Gone));
         let until = cx.now.plus_millis(PARK_MS_MAX);
         cx.out.timer(until, Timer::Housekeeping);
         let looks_until = cx.now.plus_millis(PARK_MS_MAX - keep::SPARE_MS);
@@ -103,10 +103,10 @@ impl Core {
             let guards = v.pending_journal().is_some_and(|it| it.guards) && !v.is_dirty();
             writes || guards
         };
-        let busy = self.volumes.iter().flatten().any(waits) || self.lines.is_busy(cx.now);
+        let busy = self.volumes.iter().any(waits) || self.lines.is_busy(cx.now);
         let logged = self.log.durable >= upto || (self.health.is_failed() && late);
         // A device that failed may be good again, and what it holds may reach its origin.
-        let owes = self.volumes.iter().flatten().any(|volume| volume.owes());
+        let owes = self.volumes.iter().any(|volume| volume.owes());
         let kept = owes && self.health.is_failed();
         if ((busy || kept) && !late) || !logged {
             return;

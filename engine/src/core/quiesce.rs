@@ -312,7 +312,9 @@ impl Core {
         self.maps.close(before);
         let map = self.maps.open(name, map);
         self.volume(id).open_map(map);
-        self.promote_layer(old, below);
+        if let Some(base) = self.lines.promote(&mut self.ram, old, below) {
+            self.reading.fills().for_each(|fill| fill.rename(old, base));
+        }
         self.open_for_requests(cx, id);
     }
 }

@@ -9,9 +9,9 @@
 //! origin past the log: a fill would bring half of it.
 
 use super::Core;
-use super::layers::is_base;
 use super::read_op::{FILL_BLOCKS_MAX, Goal, ReadOp, clip, target};
 use crate::adversary::{Mark, mark};
+use crate::clean::is_base;
 use crate::event::{IoError, Purpose, Refusal};
 use crate::fetch::{Owner, Want};
 use crate::map::Content;
@@ -172,7 +172,12 @@ impl Core {
                     hit = true;
                     self.deliver(cx, read, slot, block, part);
                     if self.ram.hit(slot) && !is_base(layer) {
-                        self.admit(cx.now, Key { layer, block }, slot, Some(id));
+                        self.lines.admit(
+                            cx.now,
+                            &mut self.ram,
+                            (Key { layer, block }, slot),
+                            Some(id),
+                        );
                     }
                     block += 1;
                 }

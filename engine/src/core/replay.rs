@@ -151,8 +151,7 @@ impl Core {
     /// Reads the next entries whose payload lies together. False when there is no memory now.
     fn read_entries(&mut self, cx: &mut Cx<'_>, id: VolumeId) -> bool {
         let (held, most) = (self.volume(id).held_pieces(), self.scratch.piece_bytes());
-        let volume = self.volumes[id.0 as usize].as_mut();
-        let replay = volume.expect("checked by the caller").replay();
+        let replay = self.volumes.known_mut(id).replay();
         let range = replay.next_entries().expect("checked by the caller");
         let first = replay.entries[range.start];
         if let EntryKind::Zero { .. } = first.kind {
@@ -539,13 +538,11 @@ impl Core {
         if self.volume(id).replay().guards {
             return self.read_journal_again(cx.now, id);
         }
-        let mut volume = self.volumes[id.0 as usize]
-            .take()
-            .expect("checked by the caller");
+        let mut volume = self.volumes.take(id).expect("checked by the caller");
         let upto = volume.lose_journal();
         self.merge_epochs(&mut volume, 0, upto);
         volume.want(upto);
-        self.volumes[id.0 as usize] = Some(volume);
+        self.volumes.put(id, volume);
         self.recount(id);
         self.touch(id);
     }

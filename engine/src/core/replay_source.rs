@@ -32,8 +32,7 @@ pub(super) enum Brought {
 impl Core {
     /// Brings the entries of a job to its memory from where they came from.
     pub(super) fn bring_entries(&mut self, cx: &mut Cx<'_>, id: VolumeId, job: u32) -> Brought {
-        let volume = self.volumes[id.0 as usize].as_mut();
-        let volume = volume.expect("checked by the caller");
+        let volume = self.volumes.known_mut(id);
         let (replay, epoch) = volume.replay_from_log();
         let mut wants = Vec::new();
         let mut tables: Vec<(Place, &[u8])> = Vec::new();

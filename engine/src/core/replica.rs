@@ -10,15 +10,16 @@
 
 use super::Core;
 use super::checkpoint::Waiter as OfCheckpoint;
+use super::room::batch_max;
 use super::write::Gate;
 use crate::adversary::{Bug, Mark, has, mark};
-use crate::event::{Batch, Refusal, ReplicaSpec};
+use crate::event::{Batch, LogRoom, Refusal, ReplicaSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
 use crate::format::record::EntryKind;
 use crate::log::{Item, StreamKind, Waiter};
 use crate::outbox::Cx;
 use crate::types::{
-    BLOCK_SECTORS, Policy, RequestId, SECTOR_BYTES, Serial, Span, StreamSeq, Tag, VolumeId,
+    BLOCK_SECTORS, Policy, RequestId, SECTOR_BYTES, Serial, Span, StreamSeq, Tag, Time, VolumeId,
 };
 use crate::volume::Volume;
 use alloc::string::String;
@@ -52,10 +53,16 @@ impl Core {
         request: RequestId,
         spec: &ReplicaSpec,
     ) {
-        let known = self.volumes.get(id.0 as usize).and_then(Option::as_ref);
+        let known = self.volumes.get(id);
         let kept = match known {
             _ if !Volume::is_serial_of_owner(spec.destaged) => Err(Refusal::OutOfRange),
-            None if !spec.fetched && !self.has_room_for_copy() => Err(Refusal::NoRoom),
+            None if !spec.fetched
+                && !self
+                    .shares
+                    .has_room_for_copy(self.budgets(), self.batch_max()) =>
+            {
+                Err(Refusal::NoRoom)
+            }
             None => self.make_replica(id, spec),
             Some(it) if it.uuid() != spec.uuid || it.size_bytes() != spec.size_bytes => {
                 Err(Refusal::Busy)
@@ -76,7 +83,17 @@ impl Core {
         }
         self.settle_replica(cx, id, request);
         self.count_writers();
-        self.renew_credit(cx, id);
+        self.renew_credit(cx.now, id);
+    }
+
+    fn batch_max(&self) -> LogRoom {
+        batch_max(self.scratch.piece_bytes())
+    }
+
+    fn renew_credit(&mut self, now: Time, id: VolumeId) {
+        let (budgets, batch_max) = (self.budgets(), self.batch_max());
+        let volume = self.volumes.known_mut(id);
+        self.shares.renew_credit(now, volume, budgets, batch_max);
     }
 
     fn make_replica(&mut self, id: VolumeId, spec: &ReplicaSpec) -> Result<(), Refusal> {
@@ -89,10 +106,7 @@ impl Core {
         let mut volume = Volume::replica(id, spec);
         volume.set_generation(self.given.take_generation());
         volume.void_older();
-        while self.volumes.len() <= id.0 as usize {
-            self.volumes.push(None);
-        }
-        self.volumes[id.0 as usize] = Some(volume);
+        self.volumes.put(id, volume);
         Ok(())
     }
 
@@ -183,7 +197,7 @@ impl Core {
         request: RequestId,
         name: String,
     ) {
-        let taken = self.volumes.iter().flatten().any(|it| it.name() == name);
+        let taken = self.volumes.iter().any(|it| it.name() == name);
         let volume = self.volume(id);
         let ready = volume.is_frozen() && !volume.is_settling() && volume.can_fork();
         if taken || !ready || name.len() > NAME_BYTES_MAX {
@@ -205,7 +219,7 @@ impl Core {
         request: RequestId,
         (name, term): (String, u64),
     ) {
-        let taken = self.volumes.iter().flatten().any(|it| it.name() == name);
+        let taken = self.volumes.iter().any(|it| it.name() == name);
         let volume = self.volume(id);
         let refusal = if volume.is_replica() || volume.is_detaching() {
             Some(Refusal::Gone)
@@ -235,11 +249,11 @@ impl Core {
             cx.out.reply(gone, Err(Refusal::Gone));
         }
         self.checkpoint.forget(OfCheckpoint::Resize(id));
-        let volume = self.volumes[id.0 as usize].take().expect("just seen");
-        self.forget_layer(volume.layer());
+        let volume = self.volumes.take(id).expect("just seen");
+        self.lines.forget_layer(volume.layer());
         self.turns.forget(id);
         self.shares.forget(id);
-        self.volumes[id.0 as usize] = Some(volume.retired(name, term));
+        self.volumes.put(id, volume.retired(name, term));
         self.count_writers();
         self.settle_replica(cx, id, request);
     }
@@ -356,7 +370,7 @@ impl Core {
         let incoming = self.volume(id).end_batch();
         let newest = self.volume(id).epochs.back();
         let newest = newest.map_or(StreamSeq(0), |it| it.last_seq);
-        self.renew_credit(cx, id);
+        self.renew_credit(cx.now, id);
         self.acknowledge(cx, id, incoming.request, newest);
         self.touch(id);
         true

@@ -308,7 +308,7 @@ impl Core {
     pub(super) fn waits_for_room_of_peers(&self) -> bool {
         let mut sending = self.replicas.sending.iter();
         sending.any(|id| {
-            let volume = self.volumes[id.0 as usize].as_ref();
+            let volume = self.volumes.get(*id);
             volume.is_some_and(|it| it.replication.is_short())
         })
     }
@@ -373,9 +373,7 @@ impl Core {
         self.replicas.mark(id);
         let kept_max = self.queue_bytes_max();
         let full_sectors = self.scratch.piece_bytes() / SECTOR_BYTES / 2;
-        let volume = self.volumes[id.0 as usize]
-            .as_mut()
-            .expect("checked by the caller");
+        let volume = self.volumes.known_mut(id);
         let acked = volume.acked();
         let mut dropped = Vec::new();
         for peer in volume.replication.peers() {

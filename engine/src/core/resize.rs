@@ -155,7 +155,8 @@ impl Core {
         };
         let blocks = longest.div_ceil(SECTOR_BYTES * BLOCK_SECTORS) - first;
         assert!(first * BLOCK_SECTORS * SECTOR_BYTES <= longest);
-        self.forget_blocks(layer, first, blocks);
+        self.lines
+            .forget_blocks(&mut self.ram, layer, first, blocks);
         self.touch(id);
     }
 

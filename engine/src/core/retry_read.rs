@@ -28,7 +28,7 @@ impl Core {
             return;
         }
         let due = |it: &Volume| it.block_to_read_again(cx.now).map(|block| (it.id(), block));
-        let Some((id, block)) = self.volumes.iter().flatten().find_map(due) else {
+        let Some((id, block)) = self.volumes.iter().find_map(due) else {
             return;
         };
         // Where it lay there may be nothing by now.

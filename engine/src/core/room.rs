@@ -17,11 +17,11 @@
 //! new copy is refused instead. Deliberately absent: the counts of one copy (`volume::credit`); a
 //! replica that is to be a volume of this host, which takes room as these do.
 
-use super::Core;
+use super::share::{Budgets, Shares};
 use crate::event::{Credit, LogRoom};
-use crate::outbox::Cx;
 use crate::snapshot::CopyRoom;
-use crate::types::{BLOCK_BYTES, VolumeId};
+use crate::types::{BLOCK_BYTES, Time};
+use crate::volume::Volume;
 use crate::volume::replica::PARTS_MAX;
 use crate::volume::share::Pool;
 
@@ -34,18 +34,30 @@ const LEFT_PART: u64 = 4;
 /// More than a link of 100 Gbit/s carries in a millisecond: 16 MiB.
 const WINDOW_BLOCKS_MAX: u64 = 4096;
 
-impl Core {
+/// What the largest batch takes, of which the payload fits a piece of memory: with less than that a
+/// copy may be stuck.
+pub fn batch_max(piece_bytes: u64) -> LogRoom {
+    let blocks = piece_bytes / BLOCK_BYTES;
+    let parts = PARTS_MAX as u64;
+    LogRoom {
+        blocks: blocks + 3 * parts,
+        extents: blocks / 2 + 4 * parts,
+    }
+}
+
+impl Budgets {
     /// What all copies together may have.
     fn copies_max(&self) -> LogRoom {
-        let half = |pool| self.budget(pool).capacity / COPIES_PART;
         LogRoom {
-            blocks: half(Pool::Log),
-            extents: half(Pool::Map),
+            blocks: self.log.capacity / COPIES_PART,
+            extents: self.map.capacity / COPIES_PART,
         }
     }
+}
 
+impl Shares {
     fn copies_have(&self) -> LogRoom {
-        let of = |pool| self.shares.taken_by_copies(pool);
+        let of = |pool| self.taken_by_copies(pool);
         LogRoom {
             blocks: of(Pool::Log),
             extents: of(Pool::Map),
@@ -53,76 +65,69 @@ impl Core {
     }
 
     /// What can be promised now.
-    fn free_for_copies(&self) -> LogRoom {
+    fn free_for_copies(&self, budgets: Budgets) -> LogRoom {
         let rest = |pool| {
-            let budget = self.budget(pool);
-            let held = budget.used + self.shares.kept_by_all(pool);
+            let budget = budgets.of(pool);
+            let held = budget.used + self.kept_by_all(pool);
             budget.capacity.saturating_sub(held)
         };
         let rest = LogRoom {
             blocks: rest(Pool::Log),
             extents: rest(Pool::Map),
         };
-        let left = self.copies_max().less(self.copies_have());
+        let left = budgets.copies_max().less(self.copies_have());
         left.with(rest, u64::min)
     }
 
-    /// What the largest batch takes: with less than that a copy may be stuck.
-    fn batch_max(&self) -> LogRoom {
-        let blocks = self.scratch.piece_bytes() / BLOCK_BYTES;
-        let parts = PARTS_MAX as u64;
-        LogRoom {
-            blocks: blocks + 3 * parts,
-            extents: blocks / 2 + 4 * parts,
-        }
-    }
-
-    /// Another copy may begin.
-    pub(super) fn has_room_for_copy(&self) -> bool {
-        self.free_for_copies().holds(self.batch_max())
+    /// Another copy may begin, whose largest batch takes so much.
+    pub fn has_room_for_copy(&self, budgets: Budgets, batch_max: LogRoom) -> bool {
+        self.free_for_copies(budgets).holds(batch_max)
     }
 
     /// What a copy may still be promised.
-    fn free_for(&self, id: VolumeId) -> LogRoom {
-        let volume = self.volumes[id.0 as usize].as_ref();
-        let volume = volume.expect("checked by the caller");
+    fn free_for(&self, volume: &Volume, budgets: Budgets) -> LogRoom {
         let has = LogRoom {
             blocks: volume.taken_by_copy(Pool::Log),
             extents: volume.taken_by_copy(Pool::Map),
         };
-        let (max, copies) = (self.copies_max(), self.shares.copies().max(1));
+        let (max, copies) = (budgets.copies_max(), self.copies().max(1));
         let left = |has: u64, max: u64| match copies > 1 && has >= max / copies {
             true => max / LEFT_PART,
             false => 0,
         };
-        self.free_for_copies().less(has.with(max, left))
+        self.free_for_copies(budgets).less(has.with(max, left))
     }
 
     /// A copy is promised what there is, up to its window; for an owner that is short that is as
     /// much as its largest batch.
-    pub(super) fn renew_credit(&mut self, cx: &Cx<'_>, id: VolumeId) {
-        let volume = self.volume(id);
+    pub fn renew_credit(
+        &mut self,
+        now: Time,
+        volume: &mut Volume,
+        budgets: Budgets,
+        batch_max: LogRoom,
+    ) {
         if !volume.is_copy() || volume.is_frozen() {
             return;
         }
         let asked = volume.room_promise_mut().take_asked();
         let left = volume.room_promise().left();
-        let (free, batch_max) = (self.free_for(id), self.batch_max());
-        let windows = WINDOWS_PART * self.shares.copies().max(1);
-        let window = self.copies_max().with(batch_max, |max, batch| {
+        let free = self.free_for(volume, budgets);
+        let windows = WINDOWS_PART * self.copies().max(1);
+        let window = budgets.copies_max().with(batch_max, |max, batch| {
             let least = if asked { batch } else { 0 };
             (max / windows).min(WINDOW_BLOCKS_MAX).max(least)
         });
         let more = window.less(left).with(free, u64::min);
-        let promise = self.volume(id).room_promise_mut();
+        let promise = volume.room_promise_mut();
         promise.renew(more);
         if asked && more == LogRoom::default() && !left.holds(batch_max) {
-            promise.asked_in_vain(cx.now);
+            promise.asked_in_vain(now);
         } else {
             promise.moves();
         }
-        self.recount(id);
-        let (have, max) = (self.copies_have(), self.copies_max());
+        self.recount(volume);
+        let (have, max) = (self.copies_have(), budgets.copies_max());
         assert!(
             more.blocks == 0 || have.blocks <= max.blocks,
             "copies are promised their part of the log"
@@ -134,8 +139,7 @@ impl Core {
     }
 
     /// What the owner of a copy is told.
-    pub fn credit(&self, id: VolumeId) -> Option<Credit> {
-        let volume = self.volumes.get(id.0 as usize)?.as_ref()?;
+    pub fn credit(&self, volume: &Volume, budgets: Budgets) -> Option<Credit> {
         if !volume.is_copy() {
             return volume.is_replica().then_some(Credit::ALL);
         }
@@ -145,14 +149,14 @@ impl Core {
         };
         Some(Credit {
             upto: volume.room_promise().upto(),
-            most: has.plus(self.free_for(id)),
+            most: has.plus(self.free_for(volume, budgets)),
         })
     }
 
-    pub fn show_copy_room(&self) -> CopyRoom {
+    pub fn show_copy_room(&self, budgets: Budgets, batch_max: LogRoom) -> CopyRoom {
         // A copy needs both: the one that is shorter counts.
-        let (max, has) = (self.copies_max(), self.copies_have());
-        let free = self.free_for_copies();
+        let (max, has) = (budgets.copies_max(), self.copies_have());
+        let free = self.free_for_copies(budgets);
         let by_map = match max.extents {
             0 => 0,
             all => u128::from(free.extents) * u128::from(max.blocks) / u128::from(all),
@@ -162,7 +166,7 @@ impl Core {
             max_bytes: max.blocks * BLOCK_BYTES,
             taken_bytes: has.blocks * BLOCK_BYTES,
             free_bytes: free * BLOCK_BYTES,
-            begins: self.has_room_for_copy(),
+            begins: self.has_room_for_copy(budgets, batch_max),
         }
     }
 }

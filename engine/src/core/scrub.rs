@@ -10,11 +10,12 @@
 //! true: what is judged was there, as it is mapped now, before and after it was read; a bad clean
 //! block is forgotten, a bad dirty one marks its volume damaged; a scrub takes a quarter of the
 //! time that the device gives, and one piece of memory. What the stage still mirrors is not read:
-//! it has another copy there. One runs at a time, and who orders another joins it.
+//! it has another copy there. One runs at a time, and who orders another joins it. Deliberately
+//! absent: what becomes of a bad block, which is returned.
 
-use super::Core;
+use crate::clean::Lines;
 use crate::event::{Device, Op, Purpose, Refusal};
-use crate::fetch::{Owner, TRIES_MAX, Want};
+use crate::fetch::{Fetches, Owner, TRIES_MAX, Want};
 use crate::format::footer::Footer;
 use crate::lines::LineRun;
 use crate::log::Log;
@@ -22,11 +23,13 @@ use crate::map::Content;
 use crate::memory::{Place, Slice};
 use crate::outbox::{Cx, Pending, Timer};
 use crate::ram::Key;
+use crate::scratch::Scratch;
 use crate::snapshot::{CacheState, ScrubSnapshot};
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, LogAddr, RequestId, SECTOR_BYTES, SegmentIndex, Span, Time,
+    BLOCK_BYTES, BLOCK_SECTORS, LogAddr, RequestId, SECTOR_BYTES, SegmentIndex, Span, Time, Uuid,
     VolumeId,
 };
+use crate::volume::Volumes;
 use alloc::collections::BTreeSet;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -52,7 +55,7 @@ const _: () = assert!(CHECK_BLOCKS_MAX > 1 && REST_NS_MIN < REST_NS_MAX);
 /// Where to look next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
-    Dirty { volume: u32, sector: u64 },
+    Dirty { volume: VolumeId, sector: u64 },
     Segment(u32),
     End,
 }
@@ -88,7 +91,7 @@ enum Step {
 }
 
 /// A scrub, under way or ended.
-pub struct Scrub {
+struct Run {
     waiters: Vec<RequestId>,
     step: Step,
     at: At,
@@ -102,10 +105,37 @@ pub struct Scrub {
     seen: ScrubSnapshot,
 }
 
-impl Scrub {
+impl Run {
     fn is_running(&self) -> bool {
         self.ended.is_none()
     }
+
+    fn put_piece(&mut self, scratch: &mut Scratch) {
+        if let Some(piece) = self.piece.take() {
+            scratch.free_piece(piece);
+        }
+    }
+}
+
+/// What a scrub looks at.
+pub struct Sources<'a> {
+    pub volumes: &'a Volumes,
+    pub lines: &'a Lines,
+    pub log: &'a mut Log,
+    pub scratch: &'a mut Scratch,
+    pub fetches: &'a mut Fetches,
+}
+
+/// A block that is bad, which its keeper is to be told.
+pub enum Bad {
+    Dirty(VolumeId, LogAddr),
+    Clean(Key),
+}
+
+/// The one scrub of a shard, if any was ordered yet.
+#[derive(Default)]
+pub struct Scrub {
+    run: Option<Run>,
 }
 
 impl Check {
@@ -145,10 +175,10 @@ impl Check {
     }
 }
 
-impl Core {
-    /// An administrator wants everything checked.
-    pub(super) fn scrub(&mut self, cx: &mut Cx<'_>, request: RequestId) {
-        if let Some(scrub) = &mut self.scrub {
+impl Scrub {
+    /// An administrator wants everything checked: so many blocks, and the footers.
+    pub fn order(&mut self, cx: &mut Cx<'_>, request: RequestId, total_bytes: u64) {
+        if let Some(scrub) = &mut self.run {
             if scrub.is_running() {
                 scrub.waiters.push(request);
                 return;
@@ -159,14 +189,13 @@ impl Core {
                 return;
             }
         }
-        let dirty: u64 = self.volumes.iter().flatten().map(|it| it.charge()).sum();
-        let footers = self.log.footered() * self.scratch.piece_bytes();
-        let blocks = dirty + self.lines.snapshot().blocks;
-        self.scrub = Some(Scrub {
+        let rests = self.run.as_ref().is_none_or(|it| it.piece.is_none());
+        assert!(rests, "one that has ended has no memory");
+        self.run = Some(Run {
             waiters: alloc::vec![request],
             step: Step::Look,
             at: At::Dirty {
-                volume: 0,
+                volume: VolumeId(0),
                 sector: 0,
             },
             queue: VecDeque::new(),
@@ -177,14 +206,14 @@ impl Core {
             began: cx.now,
             ended: None,
             seen: ScrubSnapshot {
-                total_bytes: blocks * BLOCK_BYTES + footers,
+                total_bytes,
                 ..ScrubSnapshot::default()
             },
         });
     }
 
-    pub(super) fn show_scrub(&self, now: Time) -> Option<ScrubSnapshot> {
-        self.scrub.as_ref().map(|scrub| ScrubSnapshot {
+    pub fn show(&self, now: Time) -> Option<ScrubSnapshot> {
+        self.run.as_ref().map(|scrub| ScrubSnapshot {
             running: scrub.is_running(),
             took_ns: scrub.ended.unwrap_or(now).since(scrub.began),
             ended_ns: scrub.ended.map(|ended| now.since(ended)),
@@ -192,13 +221,9 @@ impl Core {
         })
     }
 
-    /// Ends a scrub early, for an orderly stop or a device that fails.
-    pub(super) fn stop_scrub(&mut self, cx: &mut Cx<'_>, why: Refusal) {
-        self.end_scrub(cx, Err(why));
-    }
-
-    fn end_scrub(&mut self, cx: &mut Cx<'_>, result: Result<(), Refusal>) {
-        let Some(scrub) = self.scrub.as_mut().filter(|it| it.is_running()) else {
+    /// Ends a scrub; early for an orderly stop or a device that fails.
+    pub fn end(&mut self, cx: &mut Cx<'_>, scratch: &mut Scratch, result: Result<(), Refusal>) {
+        let Some(scrub) = self.run.as_mut().filter(|it| it.is_running()) else {
             return;
         };
         scrub.ended = Some(cx.now);
@@ -208,19 +233,12 @@ impl Core {
             cx.out.reply(request, result);
         }
         if matches!(scrub.step, Step::Look | Step::Rest) {
-            self.put_scrub_piece();
+            scrub.put_piece(scratch);
         }
     }
 
-    fn put_scrub_piece(&mut self) {
-        let piece = self.scrub.as_mut().and_then(|it| it.piece.take());
-        if let Some(piece) = piece {
-            self.scratch.free_piece(piece);
-        }
-    }
-
-    pub(super) fn pump_scrub(&mut self, cx: &mut Cx<'_>) {
-        let Some(scrub) = self.scrub.as_mut().filter(|it| it.is_running()) else {
+    pub fn pump(&mut self, cx: &mut Cx<'_>, mut from: Sources<'_>, state: CacheState) {
+        let Some(scrub) = self.run.as_mut().filter(|it| it.is_running()) else {
             return;
         };
         match scrub.step {
@@ -228,87 +246,241 @@ impl Core {
             Step::Rest if cx.now < scrub.rest_until => return,
             Step::Rest | Step::Look => scrub.step = Step::Look,
         }
-        match self.health.state() {
+        match state {
             CacheState::Good => {}
-            CacheState::Failing => return self.rest_scrub(cx, cx.now.plus_millis(FAILING_MS)),
+            CacheState::Failing => return scrub.rest(cx, cx.now.plus_millis(FAILING_MS)),
             CacheState::Failed | CacheState::Gone => {
-                return self.end_scrub(cx, Err(Refusal::CacheFailed));
+                return self.end(cx, from.scratch, Err(Refusal::CacheFailed));
             }
         }
-        let Some(piece) = self.scratch.take_piece() else {
-            return self.rest_scrub(cx, cx.now.plus_millis(RETRY_MS));
+        let Some(piece) = from.scratch.take_piece() else {
+            return scrub.rest(cx, cx.now.plus_millis(RETRY_MS));
         };
-        let scrub = self.scrub.as_mut().expect("it runs");
         assert!(scrub.piece.is_none(), "a scrub has one piece of memory");
         scrub.piece = Some(piece);
         scrub.batch_began = cx.now;
         for _ in 0..LOOKS_MAX {
-            if self.fill_batch() {
+            if scrub.fill_batch(&from) {
                 break;
             }
-            match self.look_further() {
-                Some(At::End) => return self.end_scrub(cx, Ok(())),
-                Some(At::Segment(at)) if self.read_scrub_footer(cx, SegmentIndex(at)) => return,
+            match scrub.look_further(&from) {
+                At::End => return self.end(cx, from.scratch, Ok(())),
+                At::Segment(at) if scrub.read_footer(cx, &mut from, SegmentIndex(at)) => return,
                 _ => {}
             }
         }
-        if !self.send_batch(cx) {
+        if !scrub.send_batch(cx, &mut from) {
             // Nothing was found in so many places: others have their turn.
-            self.put_scrub_piece();
-            self.rest_scrub(cx, cx.now);
+            scrub.put_piece(from.scratch);
+            scrub.rest(cx, cx.now);
         }
     }
 
-    fn rest_scrub(&mut self, cx: &mut Cx<'_>, until: Time) {
-        let scrub = self.scrub.as_mut().expect("it runs");
-        scrub.step = Step::Rest;
-        scrub.rest_until = until;
+    /// A batch was read, and these blocks of it are bad. Returns those that are so still.
+    pub fn fetched(
+        &mut self,
+        cx: &mut Cx<'_>,
+        from: Sources<'_>,
+        state: CacheState,
+        bad: &[Want],
+    ) -> Vec<Bad> {
+        let scrub = self.run.as_mut().expect("something of it was in flight");
+        assert!(scrub.step == Step::Fetch, "a batch was asked for");
+        let batch = core::mem::take(&mut scrub.batch);
+        let mut judged = Vec::new();
+        if state == CacheState::Good {
+            let blocks: u64 = batch.iter().map(|check| check.blocks).sum();
+            scrub.seen.checked_bytes += blocks * BLOCK_BYTES;
+            // A header block may hold several of them, each of which has read it.
+            let bad: BTreeSet<u64> = bad.iter().map(|want| want.addr.block()).collect();
+            for check in batch {
+                let parts = bad.iter().filter_map(|block| check.part(*block));
+                judged.extend(parts.filter_map(|part| scrub.judge(&from, part)));
+            }
+        } else {
+            scrub.queue.extend(batch);
+        }
+        scrub.rest_after_read(cx, from.scratch);
+        judged
+    }
+
+    pub fn footer_read(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (log, scratch): (&mut Log, &mut Scratch),
+        (cache, state): (Uuid, CacheState),
+        ok: bool,
+    ) {
+        let scrub = self.run.as_mut().expect("something of it was in flight");
+        let Step::Footer { segment, tries } = scrub.step else {
+            unreachable!("a footer was asked for");
+        };
+        let piece = scrub.piece.expect("kept until it is read");
+        let mut bytes = alloc::vec![0; scratch.piece_bytes() as usize];
+        cx.memory.load(scratch.piece(piece), &mut bytes);
+        let parsed = Footer::parse(&bytes, log.geometry, cache);
+        let good = ok && parsed.is_ok();
+        if !good && tries + 1 < TRIES_MAX {
+            return scrub.ask_footer(cx, (log, scratch), segment, tries + 1);
+        }
+        log.unpin(segment);
+        let counts = log.is_footered(segment) && state == CacheState::Good;
+        scrub.seen.checked_bytes += scratch.piece_bytes();
+        scrub.seen.bad_footers += u64::from(counts && !good);
+        scrub.rest_after_read(cx, scratch);
+    }
+}
+
+impl Run {
+    fn rest(&mut self, cx: &mut Cx<'_>, until: Time) {
+        assert!(self.is_running(), "one that has ended waits for nothing");
+        self.step = Step::Rest;
+        self.rest_until = until;
         cx.out.timer(until, Timer::Scrub);
     }
 
     /// The step after a read: rest in proportion to what it took.
-    fn scrub_rests(&mut self, cx: &mut Cx<'_>) {
-        self.put_scrub_piece();
-        let scrub = self.scrub.as_mut().expect("something of it was in flight");
-        if !scrub.is_running() {
+    fn rest_after_read(&mut self, cx: &mut Cx<'_>, scratch: &mut Scratch) {
+        self.put_piece(scratch);
+        if !self.is_running() {
             return;
         }
-        let took = cx.now.since(scrub.batch_began);
+        let took = cx.now.since(self.batch_began);
         let rest = (took * REST_PARTS).clamp(REST_NS_MIN, REST_NS_MAX);
-        self.rest_scrub(cx, Time(cx.now.0 + rest));
+        self.rest(cx, Time(cx.now.0 + rest));
     }
 
     /// Moves on by one place, and queues what lies there. The place it looked at.
-    fn look_further(&mut self) -> Option<At> {
-        let at = self.scrub.as_ref()?.at;
+    fn look_further(&mut self, from: &Sources<'_>) -> At {
+        let at = self.at;
         let (next, found) = match at {
-            At::Dirty { volume, sector } => self.dirty_checks(volume, sector),
-            At::Segment(segment) if segment == self.log.geometry.segments => (At::End, Vec::new()),
+            At::Dirty { volume, sector } => from.dirty_checks(volume, sector),
+            At::Segment(segment) if segment == from.log.geometry.segments => (At::End, Vec::new()),
             At::Segment(segment) => (
                 At::Segment(segment + 1),
-                self.clean_checks(SegmentIndex(segment)),
+                from.clean_checks(SegmentIndex(segment)),
             ),
             At::End => (At::End, Vec::new()),
         };
-        let scrub = self.scrub.as_mut()?;
-        scrub.at = next;
-        scrub.queue.extend(found);
+        self.at = next;
+        self.queue.extend(found);
         match next {
-            At::End => Some(next),
-            _ => Some(at),
+            At::End => next,
+            _ => at,
         }
     }
 
+    /// Takes what is queued, as far as it fits. True when it is to go: small reads of dirty data
+    /// are collected.
+    fn fill_batch(&mut self, from: &Sources<'_>) -> bool {
+        let room = from.scratch.piece_bytes() / BLOCK_BYTES;
+        let mut blocks: u64 = self.batch.iter().map(|check| check.blocks).sum();
+        let mut full = false;
+        while let Some(check) = self.queue.front() {
+            full = blocks + check.blocks > room || self.batch.len() == BATCH_MAX;
+            if full {
+                break;
+            }
+            if from.is_current(check) {
+                blocks += check.blocks;
+                self.batch.push(*check);
+            }
+            self.queue.pop_front();
+        }
+        let collects = matches!(self.at, At::Dirty { .. });
+        let goes = full || (!collects && !self.batch.is_empty());
+        assert!(
+            blocks <= room && self.batch.len() <= BATCH_MAX,
+            "a batch fits its piece"
+        );
+        goes
+    }
+
+    /// False if there is nothing to send.
+    fn send_batch(&mut self, cx: &mut Cx<'_>, from: &mut Sources<'_>) -> bool {
+        let piece = self.piece.expect("taken before anything is looked for");
+        let mut at = from.scratch.piece(piece);
+        let mut wants = Vec::with_capacity(self.batch.len());
+        for check in &self.batch {
+            wants.push(check.want(at));
+            at = at.plus(check.blocks * BLOCK_BYTES);
+        }
+        if wants.is_empty() {
+            return false;
+        }
+        self.step = Step::Fetch;
+        let parts = (&mut *from.log, &mut *from.scratch);
+        let (owner, purpose) = (Owner::Scrub, Purpose::Scrub);
+        let started = from.fetches.start(cx, parts, owner, purpose, &wants);
+        assert!(started, "nothing of it is in the stage");
+        true
+    }
+
+    /// One block was bad.
+    fn judge(&mut self, from: &Sources<'_>, check: Check) -> Option<Bad> {
+        if !from.is_current(&check) {
+            return None;
+        }
+        match check.of {
+            Of::Dirty { volume, span } => {
+                self.seen.damaged_bytes += span.sectors * SECTOR_BYTES;
+                Some(Bad::Dirty(volume, check.addr))
+            }
+            Of::Clean { layer, block } => {
+                self.seen.dropped_bytes += BLOCK_BYTES;
+                let layer = from.lines.layers.layer(layer)?;
+                Some(Bad::Clean(Key { layer, block }))
+            }
+        }
+    }
+
+    /// Reads the footer of a segment that has one. False if it has none.
+    fn read_footer(
+        &mut self,
+        cx: &mut Cx<'_>,
+        from: &mut Sources<'_>,
+        segment: SegmentIndex,
+    ) -> bool {
+        if !from.log.is_footered(segment) {
+            return false;
+        }
+        from.log.pin(from.log.footer_at(segment));
+        self.ask_footer(cx, (from.log, from.scratch), segment, 0);
+        true
+    }
+
+    fn ask_footer(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (log, scratch): (&Log, &Scratch),
+        segment: SegmentIndex,
+        tries: u8,
+    ) {
+        assert!(tries < TRIES_MAX);
+        let piece = self.piece.expect("taken before anything is looked for");
+        self.step = Step::Footer { segment, tries };
+        let addr = log.footer_at(segment);
+        let slices = alloc::vec![Slice {
+            place: scratch.piece(piece),
+            bytes: scratch.piece_bytes(),
+        }];
+        let at = log.device_at(addr);
+        let (pending, purpose) = (Pending::ScrubFooter, Purpose::Scrub);
+        cx.transfer(pending, purpose, Device::Cache, Op::Read, at, slices);
+    }
+}
+
+impl Sources<'_> {
     /// What all epochs of a volume have in the log at the first dirty place from `sector` on.
-    fn dirty_checks(&self, volume: u32, sector: u64) -> (At, Vec<Check>) {
-        let Some(found) = self.volumes.get(volume as usize) else {
+    fn dirty_checks(&self, volume: VolumeId, sector: u64) -> (At, Vec<Check>) {
+        if volume >= self.volumes.end() {
             return (At::Segment(0), Vec::new());
-        };
+        }
         let next_volume = At::Dirty {
-            volume: volume + 1,
+            volume: VolumeId(volume.0 + 1),
             sector: 0,
         };
-        let Some(of) = found.as_ref() else {
+        let Some(of) = self.volumes.get(volume) else {
             return (next_volume, Vec::new());
         };
         let firsts = of
@@ -369,8 +541,7 @@ impl Core {
                 blocks.all(|at| self.lines.place(layer, block + at) == Some(base + at as u32))
             }
             Of::Dirty { volume, span } => {
-                let found = self.volumes.get(volume.0 as usize);
-                let Some(volume) = found.and_then(Option::as_ref) else {
+                let Some(volume) = self.volumes.get(volume) else {
                     return false;
                 };
                 let mut lives = false;
@@ -383,144 +554,6 @@ impl Core {
                 lives && self.log.staged(check.addr).is_none()
             }
         }
-    }
-
-    /// Takes what is queued, as far as it fits. True when it is to go: small reads of dirty data
-    /// are collected.
-    fn fill_batch(&mut self) -> bool {
-        let Some(mut scrub) = self.scrub.take() else {
-            return true;
-        };
-        let room = self.scratch.piece_bytes() / BLOCK_BYTES;
-        let mut blocks: u64 = scrub.batch.iter().map(|check| check.blocks).sum();
-        let mut full = false;
-        while let Some(check) = scrub.queue.front() {
-            full = blocks + check.blocks > room || scrub.batch.len() == BATCH_MAX;
-            if full {
-                break;
-            }
-            if self.is_current(check) {
-                blocks += check.blocks;
-                scrub.batch.push(*check);
-            }
-            scrub.queue.pop_front();
-        }
-        let collects = matches!(scrub.at, At::Dirty { .. });
-        let goes = full || (!collects && !scrub.batch.is_empty());
-        assert!(
-            blocks <= room && scrub.batch.len() <= BATCH_MAX,
-            "a batch fits its piece"
-        );
-        self.scrub = Some(scrub);
-        goes
-    }
-
-    /// False if there is nothing to send.
-    fn send_batch(&mut self, cx: &mut Cx<'_>) -> bool {
-        let scrub = self.scrub.as_mut().expect("it runs");
-        let piece = scrub.piece.expect("taken before anything is looked for");
-        let mut at = self.scratch.piece(piece);
-        let mut wants = Vec::with_capacity(scrub.batch.len());
-        for check in &scrub.batch {
-            wants.push(check.want(at));
-            at = at.plus(check.blocks * BLOCK_BYTES);
-        }
-        if wants.is_empty() {
-            return false;
-        }
-        scrub.step = Step::Fetch;
-        let parts = (&mut self.log, &mut self.scratch);
-        let (owner, purpose) = (Owner::Scrub, Purpose::Scrub);
-        let started = self.fetches.start(cx, parts, owner, purpose, &wants);
-        assert!(started, "nothing of it is in the stage");
-        true
-    }
-
-    /// A batch was read, and these blocks of it are bad.
-    pub(super) fn scrub_fetched(&mut self, cx: &mut Cx<'_>, bad: &[Want]) {
-        let scrub = self.scrub.as_mut().expect("something of it was in flight");
-        assert!(scrub.step == Step::Fetch, "a batch was asked for");
-        let batch = core::mem::take(&mut scrub.batch);
-        if self.health.state() != CacheState::Good {
-            scrub.queue.extend(batch);
-            return self.scrub_rests(cx);
-        }
-        let blocks: u64 = batch.iter().map(|check| check.blocks).sum();
-        scrub.seen.checked_bytes += blocks * BLOCK_BYTES;
-        // A header block may hold several of them, each of which has read it.
-        let bad: BTreeSet<u64> = bad.iter().map(|want| want.addr.block()).collect();
-        for check in batch {
-            let parts = bad.iter().filter_map(|block| check.part(*block));
-            parts.for_each(|part| self.judge(cx.now, part));
-        }
-        self.scrub_rests(cx);
-    }
-
-    /// One block is bad.
-    fn judge(&mut self, now: Time, check: Check) {
-        if !self.is_current(&check) {
-            return;
-        }
-        let scrub = self.scrub.as_mut().expect("it runs");
-        match check.of {
-            Of::Dirty { volume, span } => {
-                scrub.seen.damaged_bytes += span.sectors * SECTOR_BYTES;
-                self.volume(volume)
-                    .meets_damage(now, [check.addr].into_iter());
-            }
-            Of::Clean { layer, block } => {
-                scrub.seen.dropped_bytes += BLOCK_BYTES;
-                if let Some(layer) = self.lines.layers.layer(layer) {
-                    self.lines.drop_bad(Key { layer, block }, false);
-                }
-            }
-        }
-    }
-
-    /// Reads the footer of a segment that has one. False if it has none.
-    fn read_scrub_footer(&mut self, cx: &mut Cx<'_>, segment: SegmentIndex) -> bool {
-        if !self.log.is_footered(segment) {
-            return false;
-        }
-        self.log.pin(self.log.footer_at(segment));
-        self.ask_scrub_footer(cx, segment, 0);
-        true
-    }
-
-    fn ask_scrub_footer(&mut self, cx: &mut Cx<'_>, segment: SegmentIndex, tries: u8) {
-        assert!(tries < TRIES_MAX);
-        let scrub = self.scrub.as_mut().expect("it runs");
-        let piece = scrub.piece.expect("taken before anything is looked for");
-        scrub.step = Step::Footer { segment, tries };
-        let addr = self.log.footer_at(segment);
-        let slices = alloc::vec![Slice {
-            place: self.scratch.piece(piece),
-            bytes: self.scratch.piece_bytes(),
-        }];
-        let at = self.log.device_at(addr);
-        let (pending, purpose) = (Pending::ScrubFooter, Purpose::Scrub);
-        cx.transfer(pending, purpose, Device::Cache, Op::Read, at, slices);
-    }
-
-    pub(super) fn scrub_footer_read(&mut self, cx: &mut Cx<'_>, ok: bool) {
-        let scrub = self.scrub.as_ref().expect("something of it was in flight");
-        let Step::Footer { segment, tries } = scrub.step else {
-            unreachable!("a footer was asked for");
-        };
-        let piece = scrub.piece.expect("kept until it is read");
-        let mut bytes = alloc::vec![0; self.scratch.piece_bytes() as usize];
-        cx.memory.load(self.scratch.piece(piece), &mut bytes);
-        let parsed = Footer::parse(&bytes, self.log.geometry, self.superblock.cache);
-        let good = ok && parsed.is_ok();
-        if !good && tries + 1 < TRIES_MAX {
-            return self.ask_scrub_footer(cx, segment, tries + 1);
-        }
-        self.log.unpin(segment);
-        let counts = self.log.is_footered(segment) && self.health.state() == CacheState::Good;
-        let scrub = self.scrub.as_mut().expect("it is there");
-        scrub.seen.checked_bytes += self.scratch.piece_bytes();
-        scrub.seen.bad_footers += u64::from(counts && !good);
-        self.scrub_rests(cx);
     }
 }
 

@@ -7,20 +7,19 @@
 //! volumes have no part: what they were promised is theirs, of the other half ([`super::room`]).
 //!
 //! What the parts of all volumes still have to give is counted when one of them changes
-//! ([`Core::recount`]), because a host has thousands and each write asks.
+//! ([`Shares::recount`]), because a host has thousands and each write asks.
 //!
 //! Always true: all parts together are at most half of a budget (rule 5.2.8); a write within its
 //! volume's part waits for no other volume; none takes what a copy was promised. That reserves fit
 //! is for the host to check; too many shrink. Deliberately absent: the volume's own limit, and
 //! room in segments.
 
-use super::Core;
 use crate::adversary::{Bug, has};
 use crate::event::Share;
 use crate::round_robin::{RoundRobin, WEIGHT_MAX};
 use crate::types::{BLOCK_BYTES, Time, VolumeId};
-use crate::volume::Volume;
-use crate::volume::share::{Counted, Parts, Pool};
+use crate::volume::share::{Parts, Pool};
+use crate::volume::{Volume, Volumes};
 
 /// Room that the heaviest of those who wait gets in one round.
 const QUANTUM_BYTES: u64 = 1 << 20;
@@ -49,9 +48,25 @@ pub struct Reserved {
 
 /// Something that all volumes take from.
 #[derive(Clone, Copy)]
-pub(super) struct Budget {
-    pub(super) capacity: u64,
-    pub(super) used: u64,
+pub struct Budget {
+    pub capacity: u64,
+    pub used: u64,
+}
+
+/// All that volumes take from.
+#[derive(Clone, Copy)]
+pub struct Budgets {
+    pub log: Budget,
+    pub map: Budget,
+}
+
+impl Budgets {
+    pub fn of(&self, pool: Pool) -> Budget {
+        match pool {
+            Pool::Log => self.log,
+            Pool::Map => self.map,
+        }
+    }
 }
 
 /// Where there is room for a write.
@@ -111,11 +126,84 @@ impl Shares {
         all - own
     }
 
-    /// A volume keeps so much by now.
-    fn recount(&mut self, before: Counted, now: Counted) {
+    /// To be called when a volume has come or gone, or takes from the pools in another way.
+    pub fn count_writers(&mut self, volumes: &mut Volumes, budgets: Budgets) {
+        let mut reserved = Reserved::default();
+        for volume in volumes.iter().filter(|v| v.takes_log()) {
+            if volume.is_copy() {
+                reserved.copies += 1;
+                continue;
+            }
+            reserved.writers += 1;
+            reserved.weights += u64::from(volume.tuning().share.weight);
+            reserved.blocks += min_blocks(volume.tuning().share);
+        }
+        let capacity = [budgets.log.capacity, budgets.map.capacity];
+        for volume in volumes.iter_mut() {
+            let [log, map] = match volume.is_copy() {
+                true => [0, 0],
+                false => capacity.map(|it| part(&reserved, volume, capacity[0], it)),
+            };
+            let counted = volume.take_part(Parts { log, map });
+            exchange(&mut reserved.kept, Parts::default(), counted.kept);
+            exchange(&mut reserved.promised, Parts::default(), counted.promised);
+            exchange(&mut reserved.copied, Parts::default(), counted.copy);
+        }
+        let Parts { log, map } = reserved.promised;
+        assert!(
+            reserved.kept.log - log <= capacity[0] / 2
+                && reserved.kept.map - map <= capacity[1] / 2,
+            "all parts together are half of a pool"
+        );
+        self.reserved = reserved;
+    }
+
+    /// To be called when what a volume holds dirty has changed.
+    pub fn recount(&mut self, volume: &mut Volume) {
+        let (before, now) = volume.recount_kept();
         exchange(&mut self.reserved.kept, before.kept, now.kept);
         exchange(&mut self.reserved.promised, before.promised, now.promised);
         exchange(&mut self.reserved.copied, before.copy, now.copy);
+    }
+
+    /// That nobody was forgotten.
+    #[cfg(feature = "adversary")]
+    pub fn check(&mut self, volumes: &mut Volumes, budgets: Budgets) {
+        let sums = |of: &Reserved| (of.kept, of.promised, of.copied);
+        let counted = sums(&self.reserved);
+        self.count_writers(volumes, budgets);
+        assert_eq!(counted, sums(&self.reserved), "all changes are counted");
+    }
+
+    /// What a volume may have of a pool in all: its part, and what is left when the others have
+    /// theirs.
+    pub fn most(&self, volume: &Volume, budgets: Budgets, pool: Pool) -> u64 {
+        let budget = budgets.of(pool);
+        let others = self.kept_by_others(volume, pool);
+        let free = (volume.uses(pool) + budget.capacity).saturating_sub(budget.used + others);
+        volume.part(pool).max(free)
+    }
+
+    /// Whether a volume may take `need` more of a pool.
+    pub fn room_for(&self, volume: &Volume, budgets: Budgets, pool: Pool, need: u64) -> Room {
+        // All parts together are half of the budget, so below it none is in danger.
+        let budget = budgets.of(pool);
+        let promised = self.reserved.promised.of(pool);
+        if budget.used + promised + need <= budget.capacity / 2 {
+            return Room::Own;
+        }
+        if volume.uses(pool) + need <= volume.part(pool) {
+            return Room::Own;
+        }
+        let mut others = self.kept_by_others(volume, pool);
+        if has(Bug::TakePromisedRoom) {
+            others -= promised;
+        }
+        if budget.used + need + others <= budget.capacity {
+            Room::Common
+        } else {
+            Room::None
+        }
     }
 
     /// What no volume may take that it was not given to.
@@ -167,116 +255,6 @@ fn exchange(all: &mut Parts, before: Parts, now: Parts) {
     all.log = all.log + now.log - before.log;
     all.map = all.map + now.map - before.map;
     assert!(all.log >= now.log && all.map >= now.map);
-}
-
-impl Core {
-    /// To be called when a volume has come or gone, or takes from the pools in another way.
-    pub(super) fn count_writers(&mut self) {
-        let mut reserved = Reserved::default();
-        for volume in self.volumes.iter().flatten().filter(|v| v.takes_log()) {
-            if volume.is_copy() {
-                reserved.copies += 1;
-                continue;
-            }
-            reserved.writers += 1;
-            reserved.weights += u64::from(volume.tuning().share.weight);
-            reserved.blocks += min_blocks(volume.tuning().share);
-        }
-        let capacity = [Pool::Log, Pool::Map].map(|pool| self.budget(pool).capacity);
-        for volume in self.volumes.iter_mut().flatten() {
-            let [log, map] = match volume.is_copy() {
-                true => [0, 0],
-                false => capacity.map(|it| part(&reserved, volume, capacity[0], it)),
-            };
-            let counted = volume.take_part(Parts { log, map });
-            exchange(&mut reserved.kept, Parts::default(), counted.kept);
-            exchange(&mut reserved.promised, Parts::default(), counted.promised);
-            exchange(&mut reserved.copied, Parts::default(), counted.copy);
-        }
-        let Parts { log, map } = reserved.promised;
-        assert!(
-            reserved.kept.log - log <= capacity[0] / 2
-                && reserved.kept.map - map <= capacity[1] / 2,
-            "all parts together are half of a pool"
-        );
-        self.shares.reserved = reserved;
-    }
-
-    /// To be called when what a volume holds dirty has changed.
-    pub(super) fn recount(&mut self, id: VolumeId) {
-        let volume = self.volumes[id.0 as usize].as_mut();
-        let volume = volume.expect("checked by the caller");
-        let (before, now) = volume.recount_kept();
-        self.shares.recount(before, now);
-    }
-
-    /// That nobody was forgotten.
-    #[cfg(feature = "adversary")]
-    pub(super) fn check_counts(&mut self) {
-        let sums = |of: &Reserved| (of.kept, of.promised, of.copied);
-        let counted = sums(&self.shares.reserved);
-        self.count_writers();
-        let now = sums(&self.shares.reserved);
-        assert_eq!(counted, now, "all changes are counted");
-    }
-
-    pub(super) fn budget(&self, pool: Pool) -> Budget {
-        match pool {
-            Pool::Log => {
-                let gauge = self.log.gauge();
-                Budget {
-                    capacity: gauge.capacity,
-                    used: gauge.live,
-                }
-            }
-            Pool::Map => Budget {
-                capacity: self.config.dirty_extents_max,
-                used: self.extents.count(),
-            },
-        }
-    }
-
-    /// Blocks of the log that a volume can count on.
-    pub(super) fn share(&self, id: VolumeId) -> u64 {
-        self.counted(id).part(Pool::Log)
-    }
-
-    fn counted(&self, id: VolumeId) -> &Volume {
-        let volume = self.volumes[id.0 as usize].as_ref();
-        volume.expect("checked by the caller")
-    }
-
-    /// What a volume may have of a pool in all: its part, and what is left when the others have
-    /// theirs.
-    pub(super) fn most(&self, id: VolumeId, pool: Pool) -> u64 {
-        let (volume, budget) = (self.counted(id), self.budget(pool));
-        let others = self.shares.kept_by_others(volume, pool);
-        let free = (volume.uses(pool) + budget.capacity).saturating_sub(budget.used + others);
-        volume.part(pool).max(free)
-    }
-
-    /// Whether a volume may take `need` more of a pool.
-    pub(super) fn room_for(&self, id: VolumeId, pool: Pool, need: u64) -> Room {
-        // All parts together are half of the budget, so below it none is in danger.
-        let budget = self.budget(pool);
-        let promised = self.shares.reserved.promised.of(pool);
-        if budget.used + promised + need <= budget.capacity / 2 {
-            return Room::Own;
-        }
-        let volume = self.counted(id);
-        if volume.uses(pool) + need <= volume.part(pool) {
-            return Room::Own;
-        }
-        let mut others = self.shares.kept_by_others(volume, pool);
-        if has(Bug::TakePromisedRoom) {
-            others -= promised;
-        }
-        if budget.used + need + others <= budget.capacity {
-            Room::Common
-        } else {
-            Room::None
-        }
-    }
 }
 
 #[cfg(test)]

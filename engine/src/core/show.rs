@@ -3,12 +3,13 @@
 //! Always true: a snapshot changes nothing and holds nothing of the engine.
 
 use super::Core;
-use crate::event::Refusal;
+use super::room::batch_max;
+use crate::event::{Credit, Refusal};
 use crate::flow::Reason;
 use crate::layout::{self, Part};
 use crate::log::StreamKind;
 use crate::snapshot::{
-    CopySnapshot, FlowSnapshot, OverlaySnapshot, Snapshot, State, VolumeSnapshot,
+    CopyRoom, CopySnapshot, FlowSnapshot, OverlaySnapshot, Snapshot, State, VolumeSnapshot,
 };
 use crate::types::{BLOCK_BYTES, Policy, Serial, Span, Time, VolumeId};
 use crate::volume::{Bypass, Epoch, Volume};
@@ -28,8 +29,7 @@ fn damaged(volume: &Volume) -> Vec<Span> {
 impl Core {
     /// The parts of a range from its start on; see [`crate::layout`].
     pub fn layout(&self, id: VolumeId, span: Span, parts_max: usize) -> Result<Vec<Part>, Refusal> {
-        let found = self.volumes.get(id.0 as usize);
-        let volume = found.and_then(Option::as_ref).ok_or(Refusal::Gone)?;
+        let volume = self.volumes.get(id).ok_or(Refusal::Gone)?;
         if volume.shown_state() == State::Held {
             return Err(Refusal::Held);
         }
@@ -46,7 +46,7 @@ impl Core {
 
     /// What is here of one volume; looks at no other.
     pub fn copy(&self, id: VolumeId) -> Option<CopySnapshot> {
-        let volume = self.volumes.get(id.0 as usize)?.as_ref()?;
+        let volume = self.volumes.get(id)?;
         let unread = volume.state() == State::Damaged || !damaged(volume).is_empty();
         Some(CopySnapshot {
             uuid: volume.uuid(),
@@ -67,6 +67,16 @@ impl Core {
         })
     }
 
+    /// What the owner of a copy is told.
+    pub fn credit(&self, id: VolumeId) -> Option<Credit> {
+        self.shares.credit(self.volumes.get(id)?, self.budgets())
+    }
+
+    pub fn show_copy_room(&self) -> CopyRoom {
+        let batch_max = batch_max(self.scratch.piece_bytes());
+        self.shares.show_copy_room(self.budgets(), batch_max)
+    }
+
     pub fn snapshot(&self, now: Time) -> Snapshot {
         let gauge = self.log.gauge();
         let (stage_slots, stage_slots_busy) = self.log.slots_of(StreamKind::Writes);
@@ -74,17 +84,11 @@ impl Core {
         let maps: u64 = self
             .volumes
             .iter()
-            .flatten()
             .flat_map(|volume| &volume.epochs)
             .map(|epoch| epoch.map.bytes())
             .sum();
         Snapshot {
-            volumes: self
-                .volumes
-                .iter()
-                .flatten()
-                .map(|v| self.show(v, now))
-                .collect(),
+            volumes: self.volumes.iter().map(|v| self.show(v, now)).collect(),
             log_bytes: self.log.geometry.log_bytes(),
             dirty_bytes_max: gauge.capacity * BLOCK_BYTES,
             live_bytes: gauge.live * BLOCK_BYTES,
@@ -108,7 +112,7 @@ impl Core {
             cache_state: self.health.state(),
             checkpoints: self.checkpoint.written,
             lines: self.lines.snapshot(),
-            scrub: self.show_scrub(now),
+            scrub: self.scrub.show(now),
         }
     }
 

@@ -252,8 +252,7 @@ impl Core {
 
     /// Takes the ledger, unless it is being written for something else.
     fn claim_by_switch(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let volume = self.volumes[id.0 as usize].as_ref();
-        let volume = volume.expect("checked by the caller");
+        let volume = self.volumes.known(id);
         if self.service.is_stopping() || volume.is_ledger_busy() {
             return;
         }

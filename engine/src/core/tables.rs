@@ -186,7 +186,8 @@ impl Core {
             assert!(*bytes > 0, "what has changed has bytes");
             let first = at / BLOCK_BYTES;
             let end = (at + bytes).div_ceil(BLOCK_BYTES);
-            self.forget_blocks(layer, first, end - first);
+            self.lines
+                .forget_blocks(&mut self.ram, layer, first, end - first);
         }
         for read in &self.tables.reads {
             if let Goal::Table(table) = &mut self.reading.read(*read).goal {

@@ -19,7 +19,7 @@ use crate::types::{
     StreamSeq, Tag, Time, VolumeId,
 };
 use crate::volume::share::Pool;
-use crate::volume::{EPOCH_BYTES_MAX, Volume, WaitKind, Waiting};
+use crate::volume::{EPOCH_BYTES_MAX, WaitKind, Waiting};
 
 /// Sectors of one zero entry; a longer discard is several.
 const ZERO_SECTORS_MAX: u64 = crate::map::EXTENT_SECTORS_MAX - 7;
@@ -338,7 +338,10 @@ impl Core {
         assert!(begun == 0 || self.log.unfinished > 0);
         let mut whole = if begun > 0 { begun } else { span.sectors };
         let mut open = begun > 0 || self.opens(cx.now, id, span);
-        let part_blocks = self.share(id).min(self.log.gauge().capacity / 8);
+        let part_blocks = self
+            .volume(id)
+            .part(Pool::Log)
+            .min(self.log.gauge().capacity / 8);
         let share_sectors = (part_blocks.max(2) - 1) * BLOCK_SECTORS;
         if !open && whole > share_sectors {
             whole = share_sectors;
@@ -417,25 +420,10 @@ impl Core {
         open && room
     }
 
-    /// Where so many blocks of a volume go next: an overlay that fills its share of RAM writes to
-    /// the device, so that what others have in RAM stays there.
-    pub(super) fn stream_of(&self, volume: &Volume, blocks: u64) -> StreamKind {
-        let limit = volume.tuning().overlay_ram_bytes / BLOCK_BYTES;
-        match volume.policy {
-            Policy::Ephemeral if self.log.usage(volume.quota_owner()).ram + blocks > limit => {
-                StreamKind::Spill
-            }
-            Policy::Ephemeral => StreamKind::Overlay,
-            _ => StreamKind::Writes,
-        }
-    }
-
     /// Decides that for a whole write: its pieces have room where it was looked for.
     fn choose_stream(&mut self, id: VolumeId, blocks: u64) -> StreamKind {
-        let volume = self.volumes[id.0 as usize]
-            .as_ref()
-            .expect("checked by the caller");
-        let stream = self.stream_of(volume, blocks);
+        let volume = self.volumes.known(id);
+        let stream = volume.stream_of(&self.log, blocks);
         self.volume(id).overlay_spills(stream == StreamKind::Spill);
         stream
     }
@@ -504,9 +492,7 @@ impl Core {
         if !begun {
             self.seal_if_full(id);
         }
-        let volume = self.volumes[id.0 as usize]
-            .as_mut()
-            .expect("checked by the caller");
+        let volume = self.volumes.known_mut(id);
         let (generation, serial) = (volume.generation(), volume.serial_next());
         assert!(serial > volume.destaged() && !volume.policy.is_direct());
         let item = Item {
@@ -538,9 +524,7 @@ impl Core {
         begun: bool,
     ) -> Option<(u64, StreamSeq)> {
         let appended = self.log.append(cx, stream, item, source, false)?;
-        let volume = self.volumes[id.0 as usize]
-            .as_mut()
-            .expect("checked by the caller");
+        let volume = self.volumes.known_mut(id);
         volume.takes_write(cx.now);
         let quota_owner = volume.quota_owner();
         volume.has_room();
@@ -580,7 +564,7 @@ impl Core {
 
     /// Answers what of a connection that is gone owns nothing yet.
     pub(super) fn drop_waiting(&mut self, cx: &mut Cx<'_>, connection: ConnectionId) {
-        for volume in self.volumes.iter_mut().flatten() {
+        for volume in self.volumes.iter_mut() {
             let gone = volume.take_waiting_of(connection);
             if !gone.is_empty() {
                 self.touched.volume(volume.id());
@@ -626,9 +610,10 @@ impl Core {
         }
         // A write adds an extent for each chunk it begins, and one where it cuts an old one.
         let pieces = blocks / (chunk_blocks - 1) + 3;
-        let room = self.room_for(id, Pool::Log, blocks);
-        let room = room.min(self.room_for(id, Pool::Map, pieces));
-        let weight = self.volume(id).tuning().share.weight;
+        let (volume, budgets) = (self.volumes.known(id), self.budgets());
+        let room_for = |pool, need| self.shares.room_for(volume, budgets, pool, need);
+        let room = room_for(Pool::Log, blocks).min(room_for(Pool::Map, pieces));
+        let weight = volume.tuning().share.weight;
         if self.shares.may_take_common(now, id, room, weight) {
             return Gate::Open;
         }

@@ -7,7 +7,7 @@
 //! each is checked when somebody asks for it.
 
 use crate::adversary::{Bug, Mark, has, mark};
-use crate::core::FoundFill;
+use crate::clean::FoundFill;
 use crate::event::Device;
 use crate::format::fill::{FillFooter, FillRecord, Life, Run};
 use crate::format::footer::body_blocks;

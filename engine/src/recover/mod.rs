@@ -16,7 +16,8 @@ mod replay;
 mod scan;
 
 use crate::adversary::{Bug, Mark, has, mark};
-use crate::core::{Core, FoundFill};
+use crate::clean::FoundFill;
+use crate::core::Core;
 use crate::event::Device;
 use crate::format::checkpoint::{Checkpoint, VolumeRecord};
 use crate::format::footer::Footer;
@@ -206,7 +207,7 @@ pub fn recover(
         tell_stage_lost(&checkpoint, &mut replayed);
     }
     tell_damage(&accepted.report, &mut replayed);
-    let segments_max = crate::core::segments_max(superblock.geometry, config.index_bytes_max);
+    let segments_max = crate::clean::segments_max(superblock.geometry, config.index_bytes_max);
     let lives = core::mem::take(&mut accepted.fills);
     let of_cache = (&superblock, checkpoint.incarnation);
     let fills = fills::load(media, of_cache, lives, segments_max);

@@ -15,7 +15,7 @@ use crate::types::{
     EpochNumber, Generation, Geometry, Policy, SECTOR_BYTES, SegmentIndex, Serial, StreamSeq, Tag,
     Time, VolumeId,
 };
-use crate::volume::{EPOCH_BYTES_MAX, Epoch, Volume};
+use crate::volume::{EPOCH_BYTES_MAX, Epoch, Volume, Volumes};
 use alloc::vec::Vec;
 
 pub struct Replayed {
@@ -98,13 +98,9 @@ pub fn replay(checkpoint: &Checkpoint, accepted: &Accepted, geometry: Geometry) 
 }
 
 /// The writes among these that volumes hold, or have destaged.
-pub fn taken(
-    tags: &[(VolumeId, Generation, Tag)],
-    volumes: &[Option<Volume>],
-) -> Vec<(VolumeId, Tag)> {
+pub fn taken(tags: &[(VolumeId, Generation, Tag)], volumes: &Volumes) -> Vec<(VolumeId, Tag)> {
     let holds = |(id, generation, _): &&(VolumeId, Generation, Tag)| {
-        let volume = volumes.get(id.0 as usize).and_then(Option::as_ref);
-        volume.is_some_and(|volume| {
+        volumes.get(*id).is_some_and(|volume| {
             *generation >= volume.base_generation() && !volume.policy.is_direct()
         })
     };
@@ -285,7 +281,7 @@ mod tests {
             tag(0, 4, 10),
         ];
         let held = [(VolumeId(0), tagged(10)), (VolumeId(1), tagged(12))];
-        assert_eq!(taken(&tags, &volumes), held);
+        assert_eq!(taken(&tags, &Vec::from(volumes).into()), held);
     }
 
     #[test]

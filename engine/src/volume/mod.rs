@@ -8,6 +8,7 @@
 //! on, with what each decides by itself. What drives them is in `core`, which knows this folder and
 //! is not known here.
 
+mod all;
 pub(crate) mod allocation;
 pub(crate) mod batch;
 mod bypass;
@@ -38,6 +39,7 @@ pub(crate) mod share;
 pub(crate) mod switch;
 pub(crate) mod unread;
 
+pub use all::Volumes;
 pub use allocation::Allocator;
 pub use bypass::Bypass;
 pub use condition::Condition;

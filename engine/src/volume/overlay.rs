@@ -4,8 +4,8 @@
 //! first write. Deliberately absent: the end of an overlay (`core::overlay`), and room.
 
 use super::Volume;
-use crate::log::QuotaOwner;
-use crate::types::{Policy, Time};
+use crate::log::{Log, QuotaOwner, StreamKind};
+use crate::types::{BLOCK_BYTES, Policy, Time};
 
 /// Of an ephemeral volume.
 #[derive(Default)]
@@ -51,6 +51,19 @@ impl Volume {
         assert!(!self.read_only, "no guest writes it");
         if !self.is_dirty() {
             self.overlay.since = Some(now);
+        }
+    }
+
+    /// Where so many blocks of it go next: an overlay that fills its share of RAM writes to the
+    /// device, so that what others have in RAM stays there.
+    pub fn stream_of(&self, log: &Log, blocks: u64) -> StreamKind {
+        let limit = self.tuning().overlay_ram_bytes / BLOCK_BYTES;
+        match self.policy {
+            Policy::Ephemeral if log.usage(self.quota_owner).ram + blocks > limit => {
+                StreamKind::Spill
+            }
+            Policy::Ephemeral => StreamKind::Overlay,
+            _ => StreamKind::Writes,
         }
     }
 

@@ -8,6 +8,7 @@ use super::{Admin, Look};
 use crate::cluster::check::Asked;
 use crate::cluster::{Links, Member, PeerView};
 use crate::error::{Error, Result};
+use crate::natural;
 use engine::types::BLOCK_BYTES;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -31,9 +32,10 @@ impl Admin {
     }
 
     pub(super) fn peer_views(&self) -> Vec<PeerView> {
-        self.links
-            .get()
-            .map_or_else(Vec::new, |links| links.peers())
+        let links = self.links.get();
+        let mut peers = links.map_or_else(Vec::new, |links| links.peers());
+        peers.sort_by(|a, b| natural::compare(&a.member.name, &b.member.name));
+        peers
     }
 
     /// Name, meaning and value, as the counters of the machine.

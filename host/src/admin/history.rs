@@ -54,6 +54,8 @@ const VOLUME_COLUMNS: [(&str, Fold); VOLUME_WIDTH] = [
     ("waiting_requests", Fold::Max),
 ];
 const VOLUME_WIDTH: usize = 19;
+/// Reads, writes and flushes of guests follow it.
+const ORIGIN_P99: usize = 13;
 const DELAY: usize = 17;
 type Values = [f32; VOLUME_WIDTH];
 
@@ -169,6 +171,10 @@ impl<const N: usize> Ring<N> {
         self.start = (self.start + 1) % self.samples_max;
     }
 
+    fn newest(&self) -> Option<&Sample<N>> {
+        self.oldest_first().next_back()
+    }
+
     fn oldest_first(&self) -> impl DoubleEndedIterator<Item = &Sample<N>> {
         let (newer, older) = self.samples.split_at(self.start);
         older.iter().chain(newer)
@@ -259,6 +265,9 @@ struct VolumeTrack {
 
 struct Kept {
     host: Track<HOST_WIDTH>,
+    /// Of all volumes since the start, also of those that are gone: counts that only grow.
+    guests: ByPolicy,
+    origin: Histogram,
     volumes: BTreeMap<String, VolumeTrack>,
     looks: u64,
 }
@@ -274,11 +283,22 @@ impl Default for History {
         History {
             kept: Mutex::new(Kept {
                 host: Track::new(1, 10),
+                guests: ByPolicy::default(),
+                origin: Histogram::default(),
                 volumes: BTreeMap::new(),
                 looks: 0,
             }),
         }
     }
+}
+
+/// Latencies of a volume in the last seconds; `None` where there was no request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recent {
+    pub read_p99_seconds: Option<f64>,
+    pub write_p99_seconds: Option<f64>,
+    pub flush_p99_seconds: Option<f64>,
+    pub origin_p99_seconds: Option<f64>,
 }
 
 /// What a look adds, in counts since the look before.
@@ -390,6 +410,8 @@ impl History {
             host,
             volumes,
             looks,
+            guests,
+            origin,
         } = &mut *kept;
         *looks += 1;
         let mut all = Sum::default();
@@ -406,6 +428,10 @@ impl History {
             troubled += u32::from(!matches!(volume.state, State::Clean | State::Dirty));
             let Some(known) = volumes.get_mut(&volume.name) else {
                 let measured = view.look.latency.get(&volume.id).cloned();
+                if let Some(measured) = &measured {
+                    guests.add(measured);
+                }
+                origin.add(&volume.counters.origin.latency);
                 let within = volumes.len() < VOLUMES_MAX;
                 let known = VolumeTrack::new(volume, measured, *looks, within);
                 volumes.insert(volume.name.clone(), known);
@@ -417,7 +443,9 @@ impl History {
             all.add(&sum, newer.as_ref());
             if let Some(newer) = &newer {
                 sum.guests.add(newer);
+                guests.add(newer);
             }
+            origin.add(&sum.origin);
             (known.before, known.seen) = (volume.counters, *looks);
             known.measured = measured.cloned();
             if let Some(track) = &mut known.track {
@@ -441,6 +469,29 @@ impl History {
             Some(at) => own[at],
         });
         host.add(unix_seconds, &values, &host_columns().map(|(_, fold)| fold));
+    }
+
+    /// The last sample of a volume; `None` where it has none.
+    pub fn recent(&self, volume: &str) -> Option<Recent> {
+        let kept = self.kept();
+        let track = kept.volumes.get(volume)?.track.as_ref()?;
+        let values = &track.fine.newest()?.values;
+        let seconds = |at: usize| {
+            let micros = f64::from(values[at]);
+            (!micros.is_nan()).then_some(micros.round() / 1e6)
+        };
+        Some(Recent {
+            origin_p99_seconds: seconds(ORIGIN_P99),
+            read_p99_seconds: seconds(ORIGIN_P99 + 1),
+            write_p99_seconds: seconds(ORIGIN_P99 + 2),
+            flush_p99_seconds: seconds(ORIGIN_P99 + 3),
+        })
+    }
+
+    /// Of all requests since the start: those of guests, and those at origins.
+    pub fn latencies(&self) -> (ByPolicy, Histogram) {
+        let kept = self.kept();
+        (kept.guests.clone(), kept.origin)
     }
 
     /// The last seconds of the host or of a volume.

@@ -8,7 +8,9 @@ use super::{View, copies};
 use crate::cluster::PeerView;
 use crate::config::units::human_bytes;
 use crate::latency::{self, Distribution, Kind};
+use crate::natural;
 use crate::unit::Shown;
+use crate::unit::copies::CopyShown;
 use engine::snapshot::{CacheState, State, VolumeSnapshot};
 use engine::types::{BLOCK_BYTES, DestageMode, Policy, SECTOR_BYTES};
 use serde_json::{Map, Value, json};
@@ -54,7 +56,7 @@ pub fn status(view: &View) -> Value {
         "ram": ram(view),
         "volumes": volumes(view),
         "peers": peers(view),
-        "copies": view.look.copies.iter().map(copies::copy).collect::<Vec<Value>>(),
+        "copies": copies_kept(view),
         "copy_room": copies::room(&engine.copy_room),
         "uptime_seconds": view.uptime.as_secs(),
         "version": env!("CARGO_PKG_VERSION"),
@@ -67,6 +69,13 @@ pub fn status(view: &View) -> Value {
         },
         "connections": view.look.clients.iter().map(|(_, clients)| clients).sum::<u64>(),
     })
+}
+
+/// Copies of other hosts' volumes, by name.
+fn copies_kept(view: &View) -> Vec<Value> {
+    let mut kept: Vec<&CopyShown> = view.look.copies.iter().collect();
+    kept.sort_by(|one, other| natural::compare(&one.name, &other.name));
+    kept.into_iter().map(copies::copy).collect()
 }
 
 fn peers(view: &View) -> Vec<Value> {
@@ -110,7 +119,7 @@ fn ram(view: &View) -> Value {
 /// The documents of all volumes that are shown, by name.
 pub fn volumes(view: &View) -> Vec<Value> {
     let mut shown: Vec<&VolumeSnapshot> = view.shown().collect();
-    shown.sort_by(|one, other| one.name.cmp(&other.name));
+    shown.sort_by(|one, other| natural::compare(&one.name, &other.name));
     shown.into_iter().map(|known| volume(view, known)).collect()
 }
 

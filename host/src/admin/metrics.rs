@@ -1,12 +1,16 @@
 //! `/metrics`: the counters in Prometheus' text format, version 0.0.4.
 //!
-//! Always true: names carry their unit, counters end in `_total`, and a metric of volumes has
-//! the label `volume` and nothing else. Deliberately absent: a registry; the text is made from
-//! the same snapshot as `status`, so the two cannot disagree.
+//! Always true: names carry their unit, which is seconds or bytes, counters end in `_total`, and a
+//! metric of volumes has the label `volume` and nothing else, but for the one that tells the
+//! policy. A volume has at most [`SERIES_MAX`] of them, so that a thousand volumes are a scrape of
+//! less than 3 MB: distributions are those of the host, by policy. Deliberately absent: a registry;
+//! the text is made from the same snapshot as `status`, so the two cannot disagree.
 
 use super::View;
+use super::history::{History, Recent};
 use crate::latency::{COARSE, Kind};
 use engine::snapshot::{CacheState, State, VolumeSnapshot};
+use engine::types::Policy;
 use std::fmt::{Display, Write};
 
 type Metric = (
@@ -171,34 +175,10 @@ const VOLUME_METRICS: &[Metric] = &[
         |v| u64::from(v.flow.active),
     ),
     (
-        "flow_control_delay_microseconds",
-        "gauge",
-        "How long a write is held before it is admitted.",
-        |v| v.flow.delay_ns / 1000,
-    ),
-    (
         "flow_control_held_writes_total",
         "counter",
         "Writes that flow control has held.",
         |v| v.flow.held_writes,
-    ),
-    (
-        "overlay_hits_total",
-        "counter",
-        "Reads that found something in the overlay.",
-        |v| v.counters.overlay_hits,
-    ),
-    (
-        "overlay_refused_writes_total",
-        "counter",
-        "Writes answered for want of room in the overlay.",
-        |v| v.counters.overlay_refused,
-    ),
-    (
-        "overlay_full",
-        "gauge",
-        "1 while its overlay has no more room.",
-        |v| u64::from(v.overlay.is_some_and(|overlay| overlay.full)),
     ),
     (
         "dirty_extents",
@@ -235,6 +215,31 @@ const VOLUME_METRICS: &[Metric] = &[
     ),
 ];
 
+/// Of volumes that have an overlay.
+const OVERLAY_METRICS: &[Metric] = &[
+    (
+        "overlay_hits_total",
+        "counter",
+        "Reads that found something in the overlay.",
+        |v| v.counters.overlay_hits,
+    ),
+    (
+        "overlay_refused_writes_total",
+        "counter",
+        "Writes answered for want of room in the overlay.",
+        |v| v.counters.overlay_refused,
+    ),
+    (
+        "overlay_full",
+        "gauge",
+        "1 while its overlay has no more room.",
+        |v| u64::from(v.overlay.is_some_and(|overlay| overlay.full)),
+    ),
+];
+
+/// What one volume adds to a scrape at most.
+pub const SERIES_MAX: usize = 60;
+
 type ViewMetric = (
     &'static str,
     &'static str,
@@ -268,50 +273,98 @@ const VIEW_METRICS: &[ViewMetric] = &[
     ),
 ];
 
-pub fn text(view: &View) -> String {
+pub fn text(view: &View, history: &History) -> String {
     let mut out = String::new();
     host(&mut out, view);
-    for (name, kind, help, value) in VOLUME_METRICS {
-        head(&mut out, &format!("tenuto_volume_{name}"), kind, help);
+    let volumes = VOLUME_METRICS.iter().map(|metric| (metric, false));
+    let overlays = OVERLAY_METRICS.iter().map(|metric| (metric, true));
+    for ((name, kind, help, value), only_overlays) in volumes.chain(overlays) {
+        let name = format!("tenuto_volume_{name}");
+        head(&mut out, &name, kind, help);
         for volume in view.shown() {
-            line(
-                &mut out,
-                &format!("tenuto_volume_{name}"),
-                &volume.name,
-                value(volume),
-            );
+            if !only_overlays || volume.overlay.is_some() {
+                line(&mut out, &name, &volume.name, value(volume));
+            }
         }
     }
+    info(&mut out, view);
     of_the_view(&mut out, view);
-    latencies(&mut out, view);
+    recent(&mut out, view, history);
+    latencies(&mut out, history);
     out
 }
 
-/// Guests' times carry the policy that they were measured under: with another one they begin anew.
-fn latencies(out: &mut String, view: &View) {
+/// What a volume is, for joins: `… * on (volume) group_left (policy) tenuto_volume_info`.
+fn info(out: &mut String, view: &View) {
+    let name = "tenuto_volume_info";
+    head(
+        out,
+        name,
+        "gauge",
+        "1; its label tells the policy in effect.",
+    );
+    for volume in view.shown() {
+        let (volume, policy) = (&volume.name, volume.policy.name());
+        let _ = writeln!(out, "{name}{{volume=\"{volume}\",policy=\"{policy}\"}} 1");
+    }
+}
+
+type RecentMetric = (&'static str, fn(&Recent) -> Option<f64>);
+
+const RECENT: [RecentMetric; 4] = [
+    ("read", |it| it.read_p99_seconds),
+    ("write", |it| it.write_p99_seconds),
+    ("flush", |it| it.flush_p99_seconds),
+    ("origin", |it| it.origin_p99_seconds),
+];
+
+/// Of one volume a figure for each kind of request is enough.
+fn recent(out: &mut String, view: &View, history: &History) {
+    let all: Vec<(&str, Recent)> = view
+        .shown()
+        .filter_map(|volume| Some((volume.name.as_str(), history.recent(&volume.name)?)))
+        .collect();
+    for (what, value) in RECENT {
+        let name = format!("tenuto_volume_{what}_latency_p99_seconds");
+        let help = format!(
+            "99 of 100 {what} requests of the last seconds took at most this; absent without one."
+        );
+        head(out, &name, "gauge", &help);
+        for (volume, recent) in &all {
+            if let Some(seconds) = value(recent) {
+                line(out, &name, volume, seconds);
+            }
+        }
+    }
+}
+
+/// All requests since the start, by the policy that they were measured under.
+fn latencies(out: &mut String, history: &History) {
+    let (guests, origin) = history.latencies();
     for (what, kind) in [
         ("read", Kind::Read),
         ("write", Kind::Write),
         ("flush", Kind::Flush),
     ] {
-        let name = format!("tenuto_volume_{what}_latency_seconds");
+        let name = format!("tenuto_{what}_latency_seconds");
         let help = format!("From the pickup of {what} requests to their answers.");
         head(out, &name, "histogram", &help);
-        for volume in view.shown() {
-            // Also of those that had no guest yet: series that are there from the start have rates.
-            let measured = view.look.latency.get(&volume.id);
-            let policy = measured.map_or(volume.policy, |it| it.policy).name();
-            let labels = format!("volume=\"{}\",policy=\"{policy}\"", volume.name);
-            let counts = measured.map_or([0; COARSE], |it| it.of(kind).coarse());
+        // Also of policies without a guest: series that are there from the start have rates.
+        for policy in [
+            Policy::Uncached,
+            Policy::WriteThrough,
+            Policy::WriteBack,
+            Policy::Ephemeral,
+        ] {
+            let measured = guests.of(policy, kind);
+            let counts = measured.map_or([0; COARSE], |it| it.coarse());
+            let labels = format!("policy=\"{}\"", policy.name());
             buckets(out, &name, &labels, &counts);
         }
     }
-    let name = "tenuto_volume_origin_latency_seconds";
+    let name = "tenuto_origin_latency_seconds";
     head(out, name, "histogram", "Latency of origin requests.");
-    for volume in view.shown() {
-        let labels = format!("volume=\"{}\"", volume.name);
-        buckets(out, name, &labels, &volume.counters.origin.latency.counts);
-    }
+    buckets(out, name, "", &origin.counts);
 }
 
 /// What of a volume its snapshot alone does not tell, and times.
@@ -334,7 +387,7 @@ fn of_the_view(out: &mut String, view: &View) {
     }
 }
 
-/// Times, in seconds and no other unit; older names in other units stay beside them.
+/// Times, in seconds and no other unit.
 type Seconds<T> = (&'static str, &'static str, &'static str, fn(&T) -> f64);
 
 const VOLUME_SECONDS: &[Seconds<VolumeSnapshot>] = &[
@@ -503,9 +556,6 @@ const HOST_METRICS: &[HostMetric] = &[
         "Overlay slots in use.",
         |v| u64::from(v.look.engine.overlay_slots_busy),
     ),
-    ("recovery_milliseconds", "gauge", "Time of recovery.", |v| {
-        v.look.recovery.ms
-    }),
     (
         "recovery_tail_bytes_discarded",
         "gauge",
@@ -555,7 +605,11 @@ fn host(out: &mut String, view: &View) {
     let version = env!("CARGO_PKG_VERSION");
     let _ = writeln!(out, "tenuto_build_info{{version=\"{version}\"}} 1");
     for (name, help, value) in &view.look.counters {
-        head(out, &format!("tenuto_{name}"), "untyped", help);
+        let kind = match name.ends_with("_total") {
+            true => "counter",
+            false => "gauge",
+        };
+        head(out, &format!("tenuto_{name}"), kind, help);
         let _ = writeln!(out, "tenuto_{name} {value}");
     }
 }
@@ -573,11 +627,18 @@ fn line(out: &mut String, name: &str, volume: &str, value: impl Display) {
 /// Bucket `i` of ours ends at 2^(i+1) microseconds. The sum is not kept, so it is not shown.
 fn buckets(out: &mut String, name: &str, labels: &str, counts: &[u64]) {
     let mut below = 0;
+    let comma = if labels.is_empty() { "" } else { "," };
     for (power, count) in counts.iter().enumerate() {
         below += count;
         let seconds = (2u64 << power) as f64 / 1e6;
-        let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{seconds}\"}} {below}");
+        let _ = writeln!(
+            out,
+            "{name}_bucket{{{labels}{comma}le=\"{seconds}\"}} {below}"
+        );
     }
-    let _ = writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {below}");
-    let _ = writeln!(out, "{name}_count{{{labels}}} {below}");
+    let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {below}");
+    let _ = match labels {
+        "" => writeln!(out, "{name}_count {below}"),
+        _ => writeln!(out, "{name}_count{{{labels}}} {below}"),
+    };
 }

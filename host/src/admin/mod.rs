@@ -7,6 +7,7 @@
 //! [`server`]; the shard, which is behind [`Machine`].
 
 mod changes;
+mod checkpoints;
 pub mod client;
 mod clone;
 mod cluster;
@@ -33,9 +34,10 @@ mod tests;
 mod values;
 mod web;
 
+use crate::backup::bitmap::Bitmap;
 use crate::cluster::{Links, PeerView};
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
-use crate::daemon::{Below, Merged, Noticed, VolumeSettings, Watched, Why};
+use crate::daemon::{Below, CheckpointShown, Merged, Noticed, VolumeSettings, Watched, Why};
 use crate::error::{Error, Kind, Result};
 use crate::latency::Latency;
 use crate::origin::clone::CloneOf;
@@ -73,8 +75,13 @@ pub trait Machine: Send + Sync + 'static {
     /// Makes an overlay the content of its image; returns when it is.
     fn commit(&self, name: &str) -> Result<()>;
     /// Returns when the image of a volume rests, and that of each member of its group.
-    fn quiesce(&self, name: &str) -> Result<()>;
-    fn resume(&self, name: &str) -> Result<()>;
+    fn quiesce(&self, name: &str, checkpoint: Option<&str>) -> Result<()>;
+    fn resume(&self, name: &str, force: bool) -> Result<()>;
+    /// From the oldest to the newest.
+    fn checkpoints(&self, name: &str) -> Result<Vec<CheckpointShown>>;
+    /// What has changed since a checkpoint.
+    fn changes(&self, name: &str, checkpoint: &str) -> Result<Bitmap>;
+    fn forget_checkpoint(&self, name: &str, checkpoint: &str) -> Result<()>;
     /// Freezes the images of a volume and its group under the name of a snapshot; the new names.
     fn snapshot(&self, name: &str, snapshot: &str, plain: bool) -> Result<Vec<PathBuf>>;
     /// Lets the image of a volume stand on something else; gives the bytes that it got of the disk.
@@ -345,8 +352,11 @@ impl Admin {
         let volume = parse::new_volume(&known.config.defaults, name, values);
         let volume = volume.map_err(|error| of_volume(name, error.into()))?;
         if known.volumes.iter().any(|other| other.name == name) {
-            let message = format!("volume {name}: exists already; choose another name");
-            return Err(Error::usage(message).about(name));
+            let message = format!(
+                "volume {name}: exists already; choose another name, or change it with `tenuto \
+                 volume set {name}`"
+            );
+            return Err(Error::new(Kind::Exists, message).about(name));
         }
         let (volume, made) = match clone {
             None => (volume, None),
@@ -557,10 +567,7 @@ impl Admin {
                  connects"
             )],
         };
-        Ok(Outcome {
-            notes,
-            ..Outcome::default()
-        })
+        Ok(Outcome { notes })
     }
 
     /// Throws the overlay of an ephemeral volume away.

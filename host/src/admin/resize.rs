@@ -24,8 +24,8 @@ impl Admin {
         let old = volume.size_bytes;
         let new = wanted(size, old).ok_or_else(|| {
             usage(format!(
-                "{size:?} is not a size; write bytes or KiB, MiB, GiB, TiB in whole sectors of 512 \
-                 bytes, as in 40GiB, or +8GiB to add that much"
+                "{size:?} is not a size; write bytes or K, M, G, T or KiB, MiB, GiB, TiB in whole \
+                 sectors of 512 bytes, as in 40GiB, or +8GiB to add that much"
             ))
         })?;
         if new == old {

@@ -1,4 +1,4 @@
-//! Images that rest while their guests go on, and snapshots of them.
+//! Snapshots of images while their guests go on.
 
 use super::{Admin, Outcome, find, refuse_held};
 use crate::config::keys::check_name;
@@ -6,26 +6,6 @@ use crate::error::{Error, Result};
 use std::time::SystemTime;
 
 impl Admin {
-    /// Returns when the image of a volume, and of all members of its group, has all that was
-    /// written before.
-    pub fn quiesce(&self, name: &str) -> Result<Outcome> {
-        let look = self.look()?;
-        refuse_held(&look, name)?;
-        let volume = find(&look, name)?;
-        if volume.rests {
-            let note = format!("volume {name}: is quiesced already");
-            return Ok(Outcome { notes: vec![note] });
-        }
-        self.machine.quiesce(name)?;
-        Ok(Outcome::default())
-    }
-
-    pub fn resume(&self, name: &str) -> Result<Outcome> {
-        find(&self.look()?, name)?;
-        self.machine.resume(name)?;
-        Ok(Outcome::default())
-    }
-
     /// Freezes what the image of a volume has now; without a name the time is the name.
     pub fn snapshot(&self, name: &str, snapshot: Option<&str>, plain: bool) -> Result<Outcome> {
         let snapshot = snapshot.map_or_else(name_by_time, str::to_owned);
@@ -49,7 +29,7 @@ impl Admin {
 }
 
 /// As `20261126T213000Z`.
-fn name_by_time() -> String {
+pub(super) fn name_by_time() -> String {
     let time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     time.replace(['-', ':'], "")
 }

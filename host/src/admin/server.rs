@@ -247,6 +247,16 @@ fn routes() -> Vec<Route> {
             &["post"],
             post(snapshot_volume),
         ),
+        (
+            "/v1/volumes/{name}/checkpoints",
+            &["get", "post"],
+            get(list_checkpoints).post(add_checkpoint),
+        ),
+        (
+            "/v1/volumes/{name}/checkpoints/{checkpoint}",
+            &["get", "delete"],
+            get(checkpoint_map).delete(delete_checkpoint),
+        ),
         ("/v1/volumes/{name}/{verb}", &["post"], post(volume_verb)),
         ("/v1/history", &["get"], get(history)),
         ("/v1/events", &["get"], get(follow_events)),
@@ -332,7 +342,7 @@ fn shown(admin: &Admin, name: &str, outcome: Outcome) -> Result<Value> {
 }
 
 async fn add_volume(State(admin): App, body: String) -> Response {
-    run(move || {
+    let order = move || {
         let document = parse_body(&body)?;
         let name = document
             .get("name")
@@ -342,10 +352,16 @@ async fn add_volume(State(admin): App, body: String) -> Response {
         let values = values_from_json(&document, &["name", "clone_of", "plain"])?;
         told(&admin, "add", Some(name), || {
             let outcome = admin.add_new(name, &values, clone.as_ref())?;
-            shown(&admin, name, outcome)
+            Ok((format!("/v1/volumes/{name}"), shown(&admin, name, outcome)?))
         })
-    })
-    .await
+    };
+    match blocking(order).await {
+        Ok((place, document)) => {
+            let place = [(header::LOCATION, place)];
+            (StatusCode::CREATED, place, axum::Json(document)).into_response()
+        }
+        Err(error) => reply(Err(error)),
+    }
 }
 
 /// What a new volume is a clone of.
@@ -479,6 +495,9 @@ struct Waiting {
     overwrite: Option<String>,
     #[serde(default)]
     fenced: bool,
+    checkpoint: Option<String>,
+    #[serde(default)]
+    force: bool,
 }
 
 async fn volume_verb(
@@ -500,16 +519,20 @@ async fn volume_verb(
             return reply(Err::<Value, _>(error));
         }
         "commit" => |admin, name, _| admin.commit(name),
-        "quiesce" => |admin, name, _| admin.quiesce(name),
-        "resume" => |admin, name, _| admin.resume(name),
+        "quiesce" => Admin::quiesce,
+        "resume" => |admin, name, force| admin.resume(name, force.is_some()),
         _ => return no_such_path(),
     };
     run(move || {
         told(&admin, &verb, Some(&name), || {
             // Named again, it is confirmed.
             let overwrite = waiting.overwrite.filter(|again| !again.is_empty());
-            let again = overwrite.or(waiting.discard_dirty);
-            let outcome = order(&admin, &name, again.as_deref())?;
+            let argument = match verb.as_str() {
+                "quiesce" => waiting.checkpoint,
+                "resume" => waiting.force.then(String::new),
+                _ => overwrite.or(waiting.discard_dirty),
+            };
+            let outcome = order(&admin, &name, argument.as_deref())?;
             shown(&admin, &name, outcome)
         })
     })
@@ -627,6 +650,58 @@ async fn snapshot_volume(
         told(&admin, "snapshot", Some(&name), || {
             let outcome = admin.snapshot(&name, snapshot, plain)?;
             shown(&admin, &name, outcome)
+        })
+    })
+    .await
+}
+
+async fn list_checkpoints(State(admin): App, UrlPath(name): UrlPath<String>) -> Response {
+    run(move || admin.checkpoints(&name)).await
+}
+
+async fn add_checkpoint(
+    State(admin): App,
+    UrlPath(name): UrlPath<String>,
+    body: String,
+) -> Response {
+    run(move || {
+        let document = match body.trim() {
+            "" => Map::new(),
+            body => parse_body(body)?,
+        };
+        if let Some(key) = document.keys().find(|key| *key != "name") {
+            return Err(Error::usage(format!("{key}: unknown key; there is name")));
+        }
+        let checkpoint = match document.get("name") {
+            None => None,
+            Some(Value::String(name)) => Some(name.as_str()),
+            Some(_) => {
+                return Err(Error::usage(
+                    "name: is no text; write {\"name\": \"monday\"}",
+                ));
+            }
+        };
+        told(&admin, "checkpoint", Some(&name), || {
+            admin.checkpoint(&name, checkpoint)
+        })
+    })
+    .await
+}
+
+async fn checkpoint_map(
+    State(admin): App,
+    UrlPath((name, checkpoint)): UrlPath<(String, String)>,
+) -> Response {
+    run(move || admin.changes(&name, &checkpoint)).await
+}
+
+async fn delete_checkpoint(
+    State(admin): App,
+    UrlPath((name, checkpoint)): UrlPath<(String, String)>,
+) -> Response {
+    run(move || {
+        told(&admin, "checkpoint --delete", Some(&name), || {
+            admin.delete_checkpoint(&name, &checkpoint)
         })
     })
     .await
@@ -751,22 +826,28 @@ async fn show_openapi() -> Response {
 }
 
 async fn show_metrics(State(admin): App) -> Response {
-    match tokio::task::spawn_blocking(move || admin.view()).await {
-        Ok(Ok(view)) => {
+    let text = move || Ok(metrics::text(&admin.view()?, &admin.history));
+    match tokio::task::spawn_blocking(text).await {
+        Ok(Ok(text)) => {
             let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
-            (kind, metrics::text(&view)).into_response()
+            (kind, text).into_response()
         }
         Ok(Err(error)) => reply(Err::<Value, _>(error)),
         Err(_) => reply(Err::<Value, _>(Error::failed("the daemon is stopping"))),
     }
 }
 
-/// Runs an order where it may block.
+/// Runs an order where it may block, and replies.
 async fn run(order: impl FnOnce() -> Result<Value> + Send + 'static) -> Response {
-    match tokio::task::spawn_blocking(order).await {
-        Ok(result) => reply(result),
-        Err(_) => reply(Err::<Value, _>(Error::failed("the daemon is stopping"))),
-    }
+    reply(blocking(order).await)
+}
+
+/// Runs an order where it may block.
+async fn blocking<T: Send + 'static>(
+    order: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(order).await;
+    done.unwrap_or_else(|_| Err(Error::failed("the daemon is stopping")))
 }
 
 fn reply(result: Result<Value>) -> Response {

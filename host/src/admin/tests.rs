@@ -198,13 +198,31 @@ impl Machine for Fake {
         Ok(())
     }
 
-    fn quiesce(&self, name: &str) -> Result<()> {
-        self.state().orders.push(format!("quiesce {name}"));
+    fn quiesce(&self, name: &str, checkpoint: Option<&str>) -> Result<()> {
+        let checkpoint = checkpoint.unwrap_or_default();
+        self.state()
+            .orders
+            .push(format!("quiesce {name} {checkpoint}"));
         Ok(())
     }
 
-    fn resume(&self, name: &str) -> Result<()> {
-        self.state().orders.push(format!("resume {name}"));
+    fn resume(&self, name: &str, force: bool) -> Result<()> {
+        self.state().orders.push(format!("resume {name} {force}"));
+        Ok(())
+    }
+
+    fn checkpoints(&self, _: &str) -> Result<Vec<CheckpointShown>> {
+        Ok(Vec::new())
+    }
+
+    fn changes(&self, _: &str, _: &str) -> Result<Bitmap> {
+        Ok(Bitmap::new(1 << 20))
+    }
+
+    fn forget_checkpoint(&self, name: &str, checkpoint: &str) -> Result<()> {
+        self.state()
+            .orders
+            .push(format!("forget {name} {checkpoint}"));
         Ok(())
     }
 
@@ -453,8 +471,10 @@ fn a_second_writer_is_refused_at_run_time_as_in_the_file() {
     let error = house.add("a", &[]).expect_err("a second time");
     assert_eq!(
         error.message,
-        "volume a: exists already; choose another name"
+        "volume a: exists already; choose another name, or change it with `tenuto volume set a`"
     );
+    assert_eq!((error.kind.http_status(), error.kind.exit_code()), (409, 2));
+    assert!(!error.message.contains("reset"), "{}", error.message);
 }
 
 #[test]
@@ -768,7 +788,10 @@ fn metrics_are_prometheus_text_with_one_head_for_each_name() {
     for nanos in [32_000, 63_999, 3_000_000] {
         recorder.add(Asked::Write, nanos);
     }
-    let text = metrics::text(&house.admin.view().expect("a view"));
+    let view = house.admin.view().expect("a view");
+    // The first look counts all there was before it, the later ones what is new.
+    (0..12).for_each(|second| house.admin.history.add(&view, 100 + second, 1.0));
+    let text = metrics::text(&view, &house.admin.history);
     let mut names = Vec::new();
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# TYPE ") {
@@ -786,7 +809,7 @@ fn metrics_are_prometheus_text_with_one_head_for_each_name() {
         }
     }
     assert!(text.contains("tenuto_volume_writes_total{volume=\"b\"} 0\n"));
-    let name = "tenuto_volume_write_latency_seconds_bucket{volume=\"a\",policy=\"write-back\"";
+    let name = "tenuto_write_latency_seconds_bucket{policy=\"write-back\"";
     for (bound, count) in [
         ("0.000032", 0),
         ("0.000064", 2),
@@ -796,7 +819,13 @@ fn metrics_are_prometheus_text_with_one_head_for_each_name() {
         let line = format!("{name},le=\"{bound}\"}} {count}\n");
         assert!(text.contains(&line), "{line}{text}");
     }
-    let unused = "write_latency_seconds_count{volume=\"b\",policy=\"write-back\"} 0\n";
+    let unused = "tenuto_write_latency_seconds_count{policy=\"ephemeral\"} 0\n";
     assert!(text.contains(unused), "{text}");
+    assert!(text.contains("tenuto_volume_info{volume=\"b\",policy=\"write-back\"} 1\n"));
+    for volume in ["a", "b"] {
+        let label = format!("volume=\"{volume}\"");
+        let series = text.lines().filter(|line| line.contains(&label)).count();
+        assert!(series <= metrics::SERIES_MAX, "{series} of {volume}");
+    }
     assert!(Path::new(&house.directory.path()).exists());
 }

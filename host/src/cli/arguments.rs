@@ -1,6 +1,7 @@
-//! Sizes and times of options, with the words for what is wrong.
+//! Sizes, times and names of arguments, with the words for what is wrong.
 
-use crate::config::units::{MILLIS_MAX, parse_millis, parse_size};
+use crate::config::Wrong;
+use crate::config::values::Value;
 use crate::error::{Error, Result};
 use std::time::Duration;
 
@@ -8,23 +9,20 @@ use std::time::Duration;
 const LATENCY_MAX: Duration = Duration::from_secs(3600);
 
 pub fn size(option: &str, text: &str) -> Result<u64> {
-    parse_size(text).ok_or_else(|| {
-        Error::usage(format!(
-            "{option} {text}: not a size; use bytes or a number with KiB, MiB, GiB or TiB"
-        ))
-    })
+    Value::Text(text.into())
+        .size("64GiB")
+        .map_err(|wrong| unfit(option, wrong))
 }
 
 pub fn millis(option: &str, text: &str) -> Result<u64> {
-    let millis = parse_millis(text).ok_or_else(|| {
-        Error::usage(format!(
-            "{option} {text}: not a time; use a number with ms, s, m or h"
-        ))
-    })?;
-    match millis <= MILLIS_MAX {
-        true => Ok(millis),
-        false => Err(Error::usage(format!("{option} {text}: at most 1000000h"))),
-    }
+    Value::Text(text.into())
+        .millis("10m")
+        .map_err(|wrong| unfit(option, wrong))
+}
+
+/// As an error of the configuration, but for the place.
+fn unfit(option: &str, wrong: Wrong) -> Error {
+    Error::usage(format!("{option}: {}; {}", wrong.what, wrong.right))
 }
 
 pub fn latency(option: &str, text: &str) -> Result<Duration> {

@@ -5,10 +5,10 @@
 
 use super::offline::{self, Found};
 use super::progress::{self, Pending, Progress, Work};
-use super::{Context, output};
+use super::{Context, arguments, output};
 use crate::cachedev::{self, NewCache};
-use crate::config::keys::CACHE_BYTES_MIN;
-use crate::config::units::{human_bytes, human_seconds, parse_size, show_size};
+use crate::config::keys::{CACHE_BYTES_MAX, CACHE_BYTES_MIN};
+use crate::config::units::{human_bytes, human_seconds, show_size};
 use crate::config::{Config, DEFAULT_PATH, locate};
 use crate::error::{Error, Kind, Result, cause};
 use crate::files::Files;
@@ -111,11 +111,13 @@ fn create(context: &Context, command: &Create) -> Result<()> {
 
 /// `what` is what the size was given as.
 pub fn parse_asked_size(what: &str, text: &str) -> Result<u64> {
-    let bytes = parse_size(text).ok_or_else(|| {
-        Error::usage(format!(
-            "{what}: {text:?} is not a size; write bytes or KiB, MiB, GiB, TiB, as in 64GiB"
-        ))
-    })?;
+    let bytes = arguments::size(what, text)?;
+    if bytes > CACHE_BYTES_MAX {
+        let most = show_size(CACHE_BYTES_MAX);
+        return Err(Error::usage(format!(
+            "{what}: {text} is too large; write at most {most}"
+        )));
+    }
     if bytes < CACHE_BYTES_MIN {
         let least = show_size(CACHE_BYTES_MIN);
         return Err(Error::usage(format!(

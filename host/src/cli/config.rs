@@ -1,7 +1,8 @@
 //! `tenuto config --check` and `--explain`.
 
 use super::{Context, output};
-use crate::config::{Config, check, explain, locate, state};
+use crate::config::explain::{self, Row};
+use crate::config::{Config, check, locate, state};
 use crate::error::Result;
 use clap::Args;
 use serde_json::{Value, json};
@@ -53,32 +54,52 @@ fn explain_all(context: &Context, config: &Config) -> Result<()> {
         })
         .collect();
     let document = json!({ "file": config.path.display().to_string(), "keys": listed });
-    context.output().document(&document, || {
-        let mut text = String::new();
-        let mut rest = rows.as_slice();
-        while let Some(first) = rest.first() {
-            let end = rest.iter().position(|row| row.section != first.section);
-            let (section, tail) = rest.split_at(end.unwrap_or(rest.len()));
-            let cells: Vec<Vec<String>> = section
-                .iter()
-                .map(|row| {
-                    let value = if row.value.is_empty() {
-                        "-"
-                    } else {
-                        &row.value
-                    };
-                    vec![
-                        format!("{} = {value}", row.key),
-                        row.from.clone(),
-                        row.meaning.into(),
-                    ]
-                })
-                .collect();
-            text.push_str(&format!("{}\n", first.section));
-            let table = output::table(&[""; 3], &cells, &[]);
-            text.extend(table.lines().skip(1).map(|line| format!("  {line}\n")));
-            rest = tail;
+    context.output().document(&document, || text(&rows))
+}
+
+/// For a terminal or a page of so many columns.
+const COLUMNS: usize = 100;
+/// A key with its value that is wider stands on a line of its own.
+const VALUE_COLUMNS: usize = 36;
+const INDENT: usize = 2;
+
+fn text(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for section in rows.chunk_by(|a, b| a.section == b.section) {
+        text.push_str(&format!("{}\n", section[0].section));
+        section_text(section, &mut text);
+    }
+    text
+}
+
+/// What a key is, where that comes from, and what it means in as many lines as that takes.
+fn section_text(section: &[Row], text: &mut String) {
+    let value = |row: &Row| match row.value.as_str() {
+        "" => format!("{} = -", row.key),
+        value => format!("{} = {value}", row.key),
+    };
+    let widest = |widths: &mut dyn Iterator<Item = usize>, max| {
+        widths.filter(|width| *width <= max).max().unwrap_or(0)
+    };
+    let count = |text: &str| text.chars().count();
+    let left = widest(
+        &mut section.iter().map(|row| count(&value(row))),
+        VALUE_COLUMNS,
+    );
+    let middle = widest(&mut section.iter().map(|row| count(&row.from)), COLUMNS);
+    let room = COLUMNS - (INDENT + left + 2 + middle + 2);
+    for row in section {
+        let mut before = value(row);
+        if count(&before) > left {
+            text.push_str(&format!("{:INDENT$}{before}\n", ""));
+            before.clear();
         }
-        text
-    })
+        let mut from = row.from.as_str();
+        for part in output::wrap(row.meaning, room) {
+            let line = format!("{:INDENT$}{before:left$}  {from:middle$}  {part}", "");
+            text.push_str(line.trim_end());
+            text.push('\n');
+            (before, from) = (String::new(), "");
+        }
+    }
 }

@@ -4,8 +4,10 @@
 
 use crate::admin::record::Tap;
 use crate::admin::{Held, Look, Machine, Recovery, Started};
+use crate::backup::bitmap::Bitmap;
 use crate::daemon::{
-    self, Below, Daemon, FrontEndCounters, Merged, StartError, VolumeError, VolumeSettings, Why,
+    self, Below, CheckpointShown, Daemon, FrontEndCounters, Merged, StartError, VolumeError,
+    VolumeSettings, Why,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ring::monotonic_ns;
@@ -213,14 +215,32 @@ impl Machine for Live {
         resized.map_err(|error| volume_error(name, error))
     }
 
-    fn quiesce(&self, name: &str) -> Result<()> {
-        let quiesced = self.0.volume_quiesce(name);
+    fn quiesce(&self, name: &str, checkpoint: Option<&str>) -> Result<()> {
+        if checkpoint.is_some() {
+            self.refuse_clustered(name, "a checkpoint")?;
+        }
+        let quiesced = self.0.volume_quiesce(name, checkpoint);
         quiesced.map_err(|error| volume_error(name, error))
     }
 
-    fn resume(&self, name: &str) -> Result<()> {
-        let resumed = self.0.volume_resume(name);
+    fn resume(&self, name: &str, force: bool) -> Result<()> {
+        let resumed = self.0.volume_resume(name, force);
         resumed.map_err(|error| volume_error(name, error))
+    }
+
+    fn checkpoints(&self, name: &str) -> Result<Vec<CheckpointShown>> {
+        let shown = self.0.volume_checkpoints(name);
+        shown.map_err(|error| volume_error(name, error))
+    }
+
+    fn changes(&self, name: &str, checkpoint: &str) -> Result<Bitmap> {
+        let changes = self.0.volume_changes(name, checkpoint);
+        changes.map_err(|error| volume_error(name, error))
+    }
+
+    fn forget_checkpoint(&self, name: &str, checkpoint: &str) -> Result<()> {
+        let forgotten = self.0.volume_forget_checkpoint(name, checkpoint);
+        forgotten.map_err(|error| volume_error(name, error))
     }
 
     fn snapshot(&self, name: &str, snapshot: &str, plain: bool) -> Result<Vec<PathBuf>> {

@@ -5,7 +5,8 @@
 
 use super::Context;
 use super::output;
-use super::volume::{number, text, url};
+use super::reply::url;
+use super::volume::{number, text};
 use crate::config::units::human_bytes;
 use crate::error::Result;
 use clap::Args;

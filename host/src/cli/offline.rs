@@ -17,6 +17,7 @@ use crate::fault::{self, Fault};
 use crate::files::Files;
 use crate::inspect;
 use crate::lock::Patience;
+use crate::natural;
 use crate::origin::Format;
 use crate::origin::file::{self, Access};
 use crate::origin::written;
@@ -129,9 +130,11 @@ pub fn peek(files: &Files, superblock: &Superblock, stage_dir: &Path) -> Result<
         written: HashMap::new(),
     };
     let (engine, report) = Engine::open(config, &mut media, &mut memory).map_err(open_error)?;
+    let mut volumes = engine.known();
+    volumes.sort_by(|a, b| natural::compare(&a.name, &b.name));
     Ok(Found {
         report,
-        volumes: engine.known(),
+        volumes,
         stage: stage.map(|_| stage_path),
     })
 }

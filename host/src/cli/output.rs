@@ -91,6 +91,20 @@ pub fn table(head: &[&str], rows: &[Vec<String>], right: &[usize]) -> String {
     text
 }
 
+/// The words of a text in lines of at most so many letters; one line at least.
+pub fn wrap(text: &str, columns: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("there is one from the start");
+        match line.is_empty() {
+            true => line.push_str(word),
+            false if width(line) + 1 + width(word) > columns => lines.push(word.to_owned()),
+            false => line.extend([" ", word]),
+        }
+    }
+    lines
+}
+
 /// Names and values below each other.
 pub fn fields(rows: &[(&str, String)]) -> String {
     let widest = rows.iter().map(|(name, _)| width(name)).max().unwrap_or(0);

@@ -9,6 +9,7 @@ use serde_json::Value;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List the other hosts with the state of their links
+    #[command(visible_alias = "list")]
     Ls,
 }
 

@@ -6,7 +6,7 @@
 //! a pointer ─┬─ of another cluster, or this host is in none ─▶ refused
 //!            ├─ the newest record names no owner, or another cache ─▶ refused: superseded
 //!            └─ its owner has this cache ─┬─ it is this host ─▶ Owner
-//!                                         └─ another one ─▶ Owner, with the word of an administrator
+//!                                         └─ another one ─▶ Owner, by the word of an administrator
 //! ```
 //!
 //! Always true: only the cache that the newest record names is recovered, so its owner cannot go on
@@ -46,7 +46,7 @@ pub struct Cluster {
     state_dir: PathBuf,
 }
 
-/// Volumes that are recovered in one go: those of one owner, or those that no cluster decides about.
+/// Volumes that are recovered in one go: of one owner, or those that no cluster decides about.
 pub struct Share<'a> {
     pub owner: Option<Owner>,
     pub volumes: Vec<&'a VolumeSnapshot>,

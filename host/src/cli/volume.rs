@@ -1,31 +1,41 @@
 //! `tenuto volume …`: everything that is said to a running daemon about its volumes.
 
 use super::Context;
+use super::arguments;
 use super::attach::{self, Disk};
+use super::checkpoint;
 use super::copies;
 use super::output::{self, Output};
 use super::progress::{self, Pending, Progress, Work};
+use super::reply::done;
+pub(super) use super::reply::{number, text, url};
 use crate::admin::client::{Client, PATIENT, PROMPT};
 use crate::config::keys::check_name;
 use crate::config::parse::split_argument;
 use crate::config::state;
-use crate::config::units::{human_bytes, human_seconds, parse_size, show_millis};
+use crate::config::units::{human_bytes, human_seconds, show_millis, show_size};
 use crate::error::{Error, Kind, Result};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
+/// What a processor of today addresses.
+const GUEST_BYTES_MAX: u64 = 1 << 52;
+
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List all volumes: policy, state, size, dirty data, clients
+    #[command(visible_alias = "list")]
     Ls(List),
     /// Show everything about one volume, and what is lost if this host dies now
     Show(Show),
     /// Attach a volume and keep it for the next start
+    #[command(visible_alias = "create")]
     Add(Add),
     /// Change keys of a volume while its guest goes on, its policy included
     Set(Set),
     /// Detach and forget a volume; its origin's data is never touched
+    #[command(visible_alias = "delete")]
     Rm(Remove),
     /// Bring dirty data to the origin
     #[command(visible_alias = "flush")]
@@ -43,9 +53,13 @@ pub enum Command {
     /// Change the size of a volume and its image, while its guest goes on
     Resize(Resize),
     /// Open a backup window: the image has all that was written, and nothing writes it
-    Quiesce(Named),
+    Quiesce(checkpoint::Quiesce),
     /// Close a backup window
-    Resume(Named),
+    Resume(checkpoint::Resume),
+    /// Know from now on what changes, for incremental backups
+    Checkpoint(checkpoint::Checkpoint),
+    /// Give this host a block device of a volume, for programs that take no other disk
+    Device(super::device::AsDevice),
     /// Show where each range lies: RAM, SSD or origin
     Map(super::map::Map),
     /// Go on with a held volume from its last destaged state
@@ -225,19 +239,15 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Merge(command) => merge(context, &command),
         Command::Rebase(command) => rebase(context, &command),
         Command::Resize(command) => resize(context, &command),
-        Command::Quiesce(command) => quiesce(context, &command.name),
-        Command::Resume(command) => resume(context, &command.name),
+        Command::Quiesce(command) => checkpoint::quiesce(context, &command),
+        Command::Resume(command) => checkpoint::resume(context, &command),
+        Command::Checkpoint(command) => checkpoint::run(context, &command),
+        Command::Device(command) => super::device::run(context, &command),
         Command::Map(command) => super::map::run(context, &command),
         Command::AcceptLoss(command) => accept_loss(context, &command),
         Command::Takeover(command) => takeover(context, &command),
         Command::Move(command) => move_to(context, &command),
     }
-}
-
-/// The URL of a volume. A name that is not one never gets into a URL.
-pub(super) fn url(name: &str, rest: &str) -> Result<String> {
-    check_name(name).map_err(|_| Error::no_volume(name))?;
-    Ok(format!("/v1/volumes/{name}{rest}"))
 }
 
 fn list(context: &Context, command: &List) -> Result<()> {
@@ -330,12 +340,14 @@ fn give(context: &Context, command: &Show) -> Result<()> {
     let disk = disk(context, &command.name)?;
     let pasted = match command.qemu {
         true => {
-            let memory = parse_size(&command.memory).ok_or_else(|| {
-                let said = &command.memory;
-                Error::usage(format!(
-                    "--memory: {said:?} is no size; write the guest's memory as in 4GiB"
-                ))
-            })?;
+            let memory = arguments::size("--memory", &command.memory)?;
+            if memory > GUEST_BYTES_MAX {
+                let most = show_size(GUEST_BYTES_MAX);
+                return Err(Error::usage(format!(
+                    "--memory: {} is too large; write at most {most}",
+                    command.memory
+                )));
+            }
             attach::qemu(&disk, command.nbd, memory)?
         }
         false => attach::libvirt(&disk, command.nbd)?,
@@ -729,20 +741,6 @@ fn snapshot(context: &Context, command: &Snapshot) -> Result<()> {
     done(context, &reply, &format!("volume {name}: snapshot taken"))
 }
 
-fn quiesce(context: &Context, name: &str) -> Result<()> {
-    let path = url(name, "/quiesce")?;
-    let reply = context.client()?.post(&path, None, PATIENT)?;
-    let done_is = "its image has all that was written, and rests until `tenuto volume resume`";
-    done(context, &reply, &format!("volume {name}: {done_is}"))
-}
-
-fn resume(context: &Context, name: &str) -> Result<()> {
-    let path = url(name, "/resume")?;
-    let reply = context.client()?.post(&path, None, PATIENT)?;
-    let what = "its image rested all the time, and is written again";
-    done(context, &reply, &format!("volume {name}: {what}"))
-}
-
 fn destage(context: &Context, command: &Destage) -> Result<()> {
     let client = context.client()?;
     let names = match &command.name {
@@ -852,25 +850,6 @@ fn commit(context: &Context, name: &str) -> Result<()> {
         .client()?
         .post(&url(name, "/commit")?, None, PATIENT)?;
     done(context, &reply, &format!("volume {name}: committed"))
-}
-
-fn done(context: &Context, reply: &Value, line: &str) -> Result<()> {
-    context.output().confirmation(reply, || {
-        let notes = reply["notes"].as_array().map_or(&[][..], Vec::as_slice);
-        let notes = notes
-            .iter()
-            .filter_map(Value::as_str)
-            .map(|note| format!("note: {note}\n"));
-        std::iter::once(format!("{line}\n")).chain(notes).collect()
-    })
-}
-
-pub(super) fn text(value: &Value) -> String {
-    value.as_str().unwrap_or("-").into()
-}
-
-pub(super) fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or(0)
 }
 
 fn age(value: &Value) -> String {

@@ -41,6 +41,8 @@ const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 /// Below this the log has no room for reserves and evacuation.
 pub const CACHE_BYTES_MIN: u64 = 128 * MIB;
+/// The log has at most a million segments.
+pub const CACHE_BYTES_MAX: u64 = 8 << 40;
 /// A stage of fewer slots cannot fill one while another is written.
 const STAGE_BYTES_MIN: u64 = 4 * MIB;
 const QUEUE_DEPTH_MAX: u64 = 1024;
@@ -137,7 +139,10 @@ pub const CACHE: &[Key<Cache>] = &[
         name: "size",
         default: "64GiB",
         meaning: "size of the cache file if `serve` creates it",
-        set: |cache, value| size(&mut cache.size_bytes, value, "64GiB", CACHE_BYTES_MIN),
+        set: |cache, value| {
+            let range = CACHE_BYTES_MIN..=CACHE_BYTES_MAX;
+            within(&mut cache.size_bytes, value, "64GiB", range)
+        },
         show: |cache| quote(&units::show_size(cache.size_bytes)),
     },
     Key {
@@ -416,7 +421,11 @@ pub const VOLUME: &[Key<Volume>] = &[
         name: "dirty-limit",
         default: "4GiB",
         meaning: "dirty bytes at which writes wait for destage",
-        set: |volume, value| size(&mut volume.dirty_limit_bytes, value, "4GiB", MIB),
+        set: |volume, value| {
+            // Dirty data is in a log.
+            let range = MIB..=CACHE_BYTES_MAX;
+            within(&mut volume.dirty_limit_bytes, value, "4GiB", range)
+        },
         show: |volume| quote(&units::show_size(volume.dirty_limit_bytes)),
     },
     Key {
@@ -448,7 +457,7 @@ pub const VOLUME: &[Key<Volume>] = &[
         name: "overlay-ram",
         default: "256MiB",
         meaning: "ephemeral: RAM of this overlay; beyond it writes go to the log",
-        set: |volume, value| size(&mut volume.overlay_ram_bytes, value, "256MiB", 0),
+        set: |volume, value| memory(&mut volume.overlay_ram_bytes, value, "256MiB", 0),
         show: |volume| quote(&units::show_size(volume.overlay_ram_bytes)),
     },
     Key {
@@ -790,7 +799,10 @@ fn set_share(volume: &mut Volume, value: &Value) -> Set {
     for (name, value) in members(value, right)? {
         let wrong = |wrong: Wrong| Wrong::new(format!("{name}: {}", wrong.what), wrong.right);
         match name.as_str() {
-            "min" => size(&mut share.min_bytes, value, "1GiB", 0).map_err(wrong)?,
+            "min" => {
+                let range = 0..=CACHE_BYTES_MAX;
+                within(&mut share.min_bytes, value, "1GiB", range).map_err(wrong)?;
+            }
             "weight" => {
                 let weight = value.number(1, u64::from(WEIGHT_MAX)).map_err(wrong)?;
                 share.weight = weight as u32;
@@ -817,25 +829,19 @@ fn path(to: &mut PathBuf, value: &Value) -> Set {
     Ok(())
 }
 
-fn size(to: &mut u64, value: &Value, example: &str, min: u64) -> Set {
-    // Above this, offsets in sectors no longer fit the formats.
-    within(to, value, example, min..=1 << 60)
-}
-
 /// RAM: its blocks and slots are counted in 32 bits.
 fn memory(to: &mut u64, value: &Value, example: &str, min: u64) -> Set {
     within(to, value, example, min..=1 << 40)
 }
 
 fn within(to: &mut u64, value: &Value, example: &str, range: RangeInclusive<u64>) -> Set {
-    let bytes = value.size(example)?;
     let (min, max) = range.into_inner();
-    if bytes < min || bytes > max {
-        let limit = if bytes < min { "at least" } else { "at most" };
-        let bound = units::show_size(if bytes < min { min } else { max });
+    let bytes = value.size_up_to(max, example)?;
+    if bytes < min {
+        let bound = units::show_size(min);
         return Err(Wrong::new(
             format!("{} is out of range", value.show()),
-            format!("write {limit} \"{bound}\""),
+            format!("write at least \"{bound}\""),
         ));
     }
     *to = bytes;
@@ -852,7 +858,7 @@ fn auto_ram(to: &mut Option<u64>, value: &Value) -> Set {
         return Ok(());
     }
     let mut bytes = 0;
-    size(&mut bytes, value, "256MiB", 0)?;
+    memory(&mut bytes, value, "256MiB", 0)?;
     *to = Some(bytes);
     Ok(())
 }

@@ -8,6 +8,7 @@ use crate::limit::GuestLimit;
 
 /// More than any device gives.
 const IOPS_MAX: u64 = 1_000_000_000;
+const BANDWIDTH_BYTES_MAX: u64 = 1 << 40;
 /// A burst of more is no limit.
 const BURST_MS_MAX: u64 = 3_600_000;
 
@@ -50,9 +51,9 @@ fn per_second(value: &Value) -> Result<u64, Wrong> {
     match value {
         Value::Text(text) => {
             let bare = text.strip_suffix("/s").unwrap_or(text);
-            Value::Text(bare.into()).size("100MiB")
+            Value::Text(bare.into()).size_up_to(BANDWIDTH_BYTES_MAX, "100MiB")
         }
-        other => other.size("100MiB"),
+        other => other.size_up_to(BANDWIDTH_BYTES_MAX, "100MiB"),
     }
 }
 

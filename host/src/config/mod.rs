@@ -16,7 +16,7 @@ pub mod state;
 mod tests;
 pub mod token;
 pub mod units;
-mod values;
+pub(crate) mod values;
 
 pub use cluster::Cluster;
 pub use values::Value;

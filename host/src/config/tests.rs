@@ -51,11 +51,11 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
         ),
         (
             "destage-after = 600",
-            "destage-after: 600 is not a time; write ms, s, m or h, as in \"10m\"",
+            "destage-after: 600 is not a time; write ms, s, m, h or d, as in \"10m\"",
         ),
         (
-            "destage-after = \"10min\"",
-            "destage-after: \"10min\" is not a time; write ms, s, m or h, as in \"10m\"",
+            "destage-after = \"10mo\"",
+            "destage-after: \"10mo\" is not a time; write ms, s, m, h or d, as in \"10m\"",
         ),
         (
             "destage-after = \"99999999999h\"",
@@ -63,8 +63,8 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
         ),
         (
             "dirty-limit = \"4GB\"",
-            "dirty-limit: \"4GB\" is not a size; write bytes or KiB, MiB, GiB, TiB, as in \
-             \"4GiB\"",
+            "dirty-limit: \"4GB\" is not a size; write bytes or K, M, G, T or KiB, MiB, GiB, TiB, \
+             as in \"4GiB\", since GB is 1000 MB for some and 1024 for others",
         ),
         (
             "dirty-limit = \"1KiB\"",
@@ -135,7 +135,7 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
         ),
         (
             "flow = { destage-time = 5 }",
-            "flow: destage-time: 5 is not a time; write ms, s, m or h, as in \"5m\"",
+            "flow: destage-time: 5 is not a time; write ms, s, m, h or d, as in \"5m\"",
         ),
         (
             "flow = { destage-time = \"0s\" }",
@@ -152,8 +152,8 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
              10000",
         ),
         (
-            "limit = { burst = \"2d\" }",
-            "limit: burst: \"2d\" is not a time; write ms, s, m or h, as in \"1s\"",
+            "limit = { burst = \"2w\" }",
+            "limit: burst: \"2w\" is not a time; write ms, s, m, h or d, as in \"1s\"",
         ),
         (
             "limit = { burst = \"2h\" }",
@@ -161,8 +161,8 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
         ),
         (
             "limit = { bandwidth = \"1MB/s\" }",
-            "limit: bandwidth: \"1MB\" is not a size; write bytes or KiB, MiB, GiB, TiB, as in \
-             \"100MiB\"",
+            "limit: bandwidth: \"1MB\" is not a size; write bytes or K, M, G, T or KiB, MiB, GiB, \
+             TiB, as in \"100MiB\", since GB is 1000 MB for some and 1024 for others",
         ),
         (
             "limit = { bps = 1 }",
@@ -241,13 +241,13 @@ fn wrong_sections_are_answered_at_their_own_lines() {
         ),
         (
             "[cache]\nsize = \"64GB\"\n",
-            "t.toml:2: size: \"64GB\" is not a size; write bytes or KiB, MiB, GiB, TiB, as in \
-             \"64GiB\"",
+            "t.toml:2: size: \"64GB\" is not a size; write bytes or K, M, G, T or KiB, MiB, GiB, \
+             TiB, as in \"64GiB\", since GB is 1000 MB for some and 1024 for others",
         ),
         (
             "[cache]\nindex-ram = \"all\"\n",
-            "t.toml:2: index-ram: \"all\" is not a size; write bytes or KiB, MiB, GiB, TiB, as in \
-             \"256MiB\"",
+            "t.toml:2: index-ram: \"all\" is not a size; write bytes or K, M, G, T or KiB, MiB, \
+             GiB, TiB, as in \"256MiB\"",
         ),
         (
             "[listen]\ntls = {}\n",

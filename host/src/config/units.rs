@@ -1,8 +1,9 @@
 //! Sizes and times as people write them.
 //!
 //! Owns both directions. Always true: what `show_*` prints, `parse_*` reads back to the same
-//! number. Deliberately absent: KB and GB, because half the world reads them as powers of two,
-//! and fractions, because `1536MiB` needs no rule for rounding.
+//! number; what is read is a size that a file can have and a time that a clock can measure.
+//! Deliberately absent: KB and GB, because half the world reads them as powers of two, and
+//! fractions, because `1536MiB` needs no rule for rounding.
 
 const SIZE_UNITS: [(&str, u64); 4] = [
     ("KiB", 1 << 10),
@@ -11,30 +12,83 @@ const SIZE_UNITS: [(&str, u64); 4] = [
     ("TiB", 1 << 40),
 ];
 const TIME_UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
+/// What else people write for a time; never shown.
+const TIME_WORDS: [(u64, &[&str]); 5] = [
+    (1, &["msec", "msecs"]),
+    (1_000, &["sec", "secs", "second", "seconds"]),
+    (60_000, &["min", "mins", "minute", "minutes"]),
+    (3_600_000, &["hr", "hrs", "hour", "hours"]),
+    (86_400_000, &["d", "day", "days"]),
+];
 
 /// More than a century: a time that is longer is a mistake, and the clock of nanoseconds ends soon.
 pub const MILLIS_MAX: u64 = 1_000_000 * 3_600_000;
+/// Above this, offsets in sectors no longer fit the formats.
+pub const SIZE_BYTES_MAX: u64 = 1 << 60;
+/// What is right of a size, before its example.
+pub const SIZE_RIGHT: &str = "write bytes or K, M, G, T or KiB, MiB, GiB, TiB, as in";
+/// What is said of KB, MB, GB and TB beside that.
+pub const DECIMAL: &str = "since GB is 1000 MB for some and 1024 for others";
+/// What is right of a time, before its example.
+pub const TIME_RIGHT: &str = "write ms, s, m, h or d, as in";
 
-/// Bytes of "64GiB" or of a plain number.
-pub fn parse_size(text: &str) -> Option<u64> {
+/// Why a text is no size or no time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// It is none at all.
+    Form,
+    /// Its unit is one of powers of ten.
+    Decimal,
+    /// It is one, and larger than anything.
+    TooLarge,
+}
+
+/// Bytes of "64GiB", of "64G", which is the same, or of a plain number.
+pub fn read_size(text: &str) -> Result<u64, Unfit> {
     let (number, unit) = split(text)?;
-    match unit {
-        "" => Some(number),
-        _ => number.checked_mul(factor(unit, &SIZE_UNITS)?),
-    }
+    let factor = match unit {
+        "" => 1,
+        _ => size_factor(unit)?,
+    };
+    bounded(number, factor, SIZE_BYTES_MAX)
+}
+
+/// The same where it does not matter what is wrong.
+pub fn parse_size(text: &str) -> Option<u64> {
+    read_size(text).ok()
 }
 
 /// Milliseconds of "30s". A number without a unit is no time: nobody can know what it means.
-pub fn parse_millis(text: &str) -> Option<u64> {
+pub fn read_millis(text: &str) -> Result<u64, Unfit> {
     let (number, unit) = split(text)?;
-    number.checked_mul(factor(unit, &TIME_UNITS)?)
+    let worded = || {
+        let words = TIME_WORDS.iter().find(|(_, words)| words.contains(&unit));
+        words.map(|(factor, _)| *factor)
+    };
+    let factor = factor(unit, &TIME_UNITS).or_else(worded);
+    bounded(number, factor.ok_or(Unfit::Form)?, MILLIS_MAX)
 }
 
-fn split(text: &str) -> Option<(u64, &str)> {
+/// The same where it does not matter what is wrong.
+pub fn parse_millis(text: &str) -> Option<u64> {
+    read_millis(text).ok()
+}
+
+/// The number, which is larger than all if it does not fit, and what follows it.
+fn split(text: &str) -> Result<(u64, &str), Unfit> {
     let end = text
         .find(|c: char| !c.is_ascii_digit())
         .unwrap_or(text.len());
-    Some((text[..end].parse().ok()?, &text[end..]))
+    match end {
+        0 => Err(Unfit::Form),
+        // Digits alone: what does not fit is only too large.
+        _ => Ok((text[..end].parse().unwrap_or(u64::MAX), &text[end..])),
+    }
+}
+
+fn bounded(number: u64, factor: u64, max: u64) -> Result<u64, Unfit> {
+    let value = number.checked_mul(factor).filter(|value| *value <= max);
+    value.ok_or(Unfit::TooLarge)
 }
 
 fn factor(unit: &str, units: &[(&str, u64)]) -> Option<u64> {
@@ -42,6 +96,24 @@ fn factor(unit: &str, units: &[(&str, u64)]) -> Option<u64> {
         .iter()
         .find(|(name, _)| *name == unit)
         .map(|&(_, factor)| factor)
+}
+
+/// `K` and `k` are KiB, as `qemu-img` has them.
+fn size_factor(unit: &str) -> Result<u64, Unfit> {
+    if let Some(factor) = factor(unit, &SIZE_UNITS) {
+        return Ok(factor);
+    }
+    let first = |name: &str| name.chars().next();
+    let letter = unit
+        .chars()
+        .next()
+        .map(|letter| letter.to_ascii_uppercase());
+    let named = SIZE_UNITS.iter().find(|(name, _)| first(name) == letter);
+    match (named, unit.len(), unit.to_ascii_uppercase().ends_with('B')) {
+        (Some((_, factor)), 1, _) => Ok(*factor),
+        (Some(_), 2, true) => Err(Unfit::Decimal),
+        _ => Err(Unfit::Form),
+    }
 }
 
 /// The size in its largest whole unit, as the configuration takes it.
@@ -97,30 +169,54 @@ mod tests {
 
     #[test]
     fn sizes_take_binary_units_and_plain_bytes_only() {
-        assert_eq!(parse_size("64GiB"), Some(64 << 30));
-        assert_eq!(parse_size("4096"), Some(4096));
-        assert_eq!(parse_size("0"), Some(0));
+        assert_eq!(read_size("64GiB"), Ok(64 << 30));
+        assert_eq!(read_size("4096"), Ok(4096));
+        assert_eq!(read_size("0"), Ok(0));
+        for (text, bytes) in [("10k", 10 << 10), ("512M", 512 << 20), ("4T", 4 << 40)] {
+            assert_eq!(read_size(text), Ok(bytes), "{text}");
+        }
+        for (text, bytes) in [("1G", 1 << 30), ("1g", 1 << 30), ("10K", 10 << 10)] {
+            assert_eq!(read_size(text), Ok(bytes), "{text}");
+        }
         for wrong in [
-            "",
-            "GiB",
-            "64GB",
-            "64 GiB",
-            "1.5GiB",
-            "-1",
-            "64gib",
-            "99999999TiB",
+            "", "GiB", "G", "64 GiB", "1.5GiB", "-1", "64gib", "64Gi", "64GBs", "64b", "64Ä",
         ] {
-            assert_eq!(parse_size(wrong), None, "{wrong}");
+            assert_eq!(read_size(wrong), Err(Unfit::Form), "{wrong}");
+        }
+        for wrong in ["64GB", "1kB", "1KB", "3tb", "2Mb"] {
+            assert_eq!(read_size(wrong), Err(Unfit::Decimal), "{wrong}");
+        }
+        for wrong in [
+            "99999999TiB",
+            "9999999T",
+            "99999999999999999999",
+            "2000000000000000000",
+        ] {
+            assert_eq!(read_size(wrong), Err(Unfit::TooLarge), "{wrong}");
         }
     }
 
     #[test]
     fn times_need_a_unit() {
-        assert_eq!(parse_millis("500ms"), Some(500));
-        assert_eq!(parse_millis("10m"), Some(600_000));
-        assert_eq!(parse_millis("2h"), Some(7_200_000));
-        for wrong in ["", "10", "10 s", "5min", "1d", "-3s"] {
-            assert_eq!(parse_millis(wrong), None, "{wrong}");
+        for (text, millis) in [
+            ("500ms", 500),
+            ("10m", 600_000),
+            ("10min", 600_000),
+            ("2h", 7_200_000),
+            ("2hours", 7_200_000),
+            ("2hr", 7_200_000),
+            ("30sec", 30_000),
+            ("1d", 86_400_000),
+            ("3days", 3 * 86_400_000),
+            ("1000000h", MILLIS_MAX),
+        ] {
+            assert_eq!(read_millis(text), Ok(millis), "{text}");
+        }
+        for wrong in ["", "10", "10 s", "5M", "1w", "-3s", "1month", "s"] {
+            assert_eq!(read_millis(wrong), Err(Unfit::Form), "{wrong}");
+        }
+        for wrong in ["1000001h", "99999999999d", "99999999999999999999ms"] {
+            assert_eq!(read_millis(wrong), Err(Unfit::TooLarge), "{wrong}");
         }
     }
 

@@ -3,7 +3,8 @@
 //! Always true: a file and a `KEY=VALUE` go through the same functions, so that they cannot
 //! disagree. A `KEY=VALUE` is always text; therefore every kind reads text as well.
 
-use super::{Wrong, units};
+use super::Wrong;
+use super::units::{self, Unfit};
 use crate::error::cause;
 use std::path::PathBuf;
 use toml::de::DeValue;
@@ -79,36 +80,48 @@ impl Value {
     }
 
     pub fn size(&self, example: &str) -> Result<u64, Wrong> {
+        self.size_up_to(units::SIZE_BYTES_MAX, example)
+    }
+
+    /// Where a larger one is wrong, with what would be right.
+    pub fn size_up_to(&self, most: u64, example: &str) -> Result<u64, Wrong> {
         let bytes = match self {
-            Value::Text(text) => units::parse_size(text),
-            Value::Integer(number) => u64::try_from(*number).ok(),
-            _ => None,
+            Value::Text(text) => units::read_size(text),
+            Value::Integer(number) => u64::try_from(*number).map_err(|_| Unfit::Form),
+            _ => Err(Unfit::Form),
         };
-        bytes.ok_or_else(|| {
-            Wrong::new(
-                format!("{} is not a size", self.show()),
-                format!("write bytes or KiB, MiB, GiB, TiB, as in \"{example}\""),
-            )
+        let bytes = bytes.and_then(|bytes| match bytes <= most {
+            true => Ok(bytes),
+            false => Err(Unfit::TooLarge),
+        });
+        bytes.map_err(|unfit| {
+            let most = units::show_size(most);
+            self.unfit(unfit, "size", units::SIZE_RIGHT, example, &most)
         })
     }
 
     pub fn millis(&self, example: &str) -> Result<u64, Wrong> {
         let millis = match self {
-            Value::Text(text) => units::parse_millis(text),
-            _ => None,
+            Value::Text(text) => units::read_millis(text),
+            _ => Err(Unfit::Form),
         };
-        let millis = millis.ok_or_else(|| {
-            Wrong::new(
-                format!("{} is not a time", self.show()),
-                format!("write ms, s, m or h, as in \"{example}\""),
-            )
-        })?;
-        match millis <= units::MILLIS_MAX {
-            true => Ok(millis),
-            false => Err(Wrong::new(
-                format!("{} is out of range", self.show()),
-                "write at most \"1000000h\"".to_owned(),
-            )),
+        let most = units::show_millis(units::MILLIS_MAX);
+        millis.map_err(|unfit| self.unfit(unfit, "time", units::TIME_RIGHT, example, &most))
+    }
+
+    fn unfit(&self, unfit: Unfit, kind: &str, right: &str, example: &str, most: &str) -> Wrong {
+        let shown = self.show();
+        let right = format!("{right} \"{example}\"");
+        match unfit {
+            Unfit::TooLarge => Wrong::new(
+                format!("{shown} is out of range"),
+                format!("write at most \"{most}\""),
+            ),
+            Unfit::Decimal => Wrong::new(
+                format!("{shown} is not a {kind}"),
+                format!("{right}, {}", units::DECIMAL),
+            ),
+            Unfit::Form => Wrong::new(format!("{shown} is not a {kind}"), right),
         }
     }
 

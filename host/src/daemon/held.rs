@@ -10,6 +10,7 @@ use super::hold::{Held, Hold, Why};
 use super::opened::Joining;
 use super::volumes::Entry;
 use super::{Daemon, VolumeError, VolumeSettings};
+use crate::backup::file::Reason;
 use crate::origin::Place;
 use engine::event::Command;
 use engine::snapshot::State;
@@ -143,6 +144,7 @@ impl Daemon {
             }
             None => self.let_go_of_stopped(name)?,
         };
+        self.backups.lose(name, Reason::Chosen);
         let joining = Joining {
             accept_loss: !stage_lost,
             without_stage: stage_lost,
@@ -180,6 +182,7 @@ impl Daemon {
                 entry.settings
             }
         };
+        self.backups.lose(name, Reason::Chosen);
         let joining = Joining {
             overwrite: true,
             ..Joining::default()

@@ -22,6 +22,7 @@ impl Daemon {
             self.hold_alone(&entry)?;
         }
         let volume = entry.id;
+        self.backups.resizes(name, entry.size_bytes, size_bytes);
         let resized = self.command(name, Command::Resize { volume, size_bytes });
         let resized = resized.map_err(|error| too_large(&entry, error));
         if resized.is_ok() {

@@ -1,7 +1,7 @@
-//! Images that rest while their guests go on: for a copy by another program, and for snapshots.
+//! Images that rest while their guests go on: for a copy, and for snapshots.
 //!
 //! ```text
-//! quiesce ─▶ (a backup program copies the image) ─▶ resume
+//! quiesce ─▶ (the image is copied; see `backup`) ─▶ resume
 //! quiesce ─▶ new files made ─▶ announced ─▶ in place ─▶ exchanged ─▶ resume        snapshot
 //! ```
 //!
@@ -52,17 +52,9 @@ enum Step {
 }
 
 impl Daemon {
-    /// Returns when the image has all that was written before, and nothing writes it until
-    /// [`Daemon::volume_resume`].
-    pub fn volume_quiesce(&self, name: &str) -> Result<(), VolumeError> {
-        let entry = self.known(name)?;
-        check_policy(&entry, "quiesced")?;
-        let volume = entry.id;
-        self.command(name, Command::Quiesce { volume })
-    }
-
-    /// Fails where the image did not rest all the time. Gives up a rest that has not begun yet.
-    pub fn volume_resume(&self, name: &str) -> Result<(), VolumeError> {
+    /// Lets the images be written again. Fails where they did not rest all the time. Gives up a
+    /// rest that has not begun yet.
+    pub(super) fn end_quiesce(&self, name: &str) -> Result<(), VolumeError> {
         let volume = self.known(name)?.id;
         let resumed = self.command(name, Command::Resume { volume });
         if is_refused(&resumed, Refusal::NotQuiesced) {
@@ -251,6 +243,7 @@ impl Daemon {
             error,
         })?;
         entry.image = Some(mapped.shown());
+        self.backups.image_is(&entry.settings, entry.image.as_ref());
         self.table().entries.insert(name, entry.clone());
         Ok(())
     }
@@ -305,7 +298,7 @@ fn is_refused(done: &Result<(), VolumeError>, refusal: Refusal) -> bool {
     done.as_ref().is_err_and(refused)
 }
 
-fn check_policy(entry: &Entry, done: &str) -> Result<(), VolumeError> {
+pub(super) fn check_policy(entry: &Entry, done: &str) -> Result<(), VolumeError> {
     let settings = &entry.settings;
     let (name, policy) = (&settings.name, settings.policy);
     if policy == Policy::WriteBack && !settings.read_only {

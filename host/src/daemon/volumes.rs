@@ -259,6 +259,8 @@ impl Daemon {
 
     /// Joins a volume that only has to be destaged. One that cannot be opened stays in the log.
     pub(super) fn adopt(&self, settings: VolumeSettings) {
+        // Nobody asks for an increment of it.
+        self.backups.forget(&settings.name);
         let name = settings.name.clone();
         let joining = Joining {
             orphan: true,
@@ -292,6 +294,8 @@ impl Daemon {
         self.forget_clients(name)?;
         self.hide(name)?;
         self.watches.end(name, &self.handle, &self.state_dir);
+        self.handle.track(entry.id, Vec::new())?;
+        self.backups.forget(name);
         entry.orphan = true;
         self.table().entries.insert(name.clone(), entry);
         Ok(())
@@ -367,6 +371,9 @@ impl Daemon {
         opened: Option<Opened>,
     ) -> Result<Entry, VolumeError> {
         let name = settings.name.clone();
+        if opened.is_none() {
+            self.backups.load(&settings);
+        }
         let opened = opened.unwrap_or_else(|| open_settled(&settings, &self.ledgers, joining));
         let (attach, image) = self.attachment(&settings, joining, opened)?;
         let (id, size_bytes) = (attach.id, attach.files.size_bytes());
@@ -435,6 +442,7 @@ impl Daemon {
         let by_nbd = shown && settings.exports.nbd;
         let (image, chain, map) = described(&files)?;
         let members = self.group_members(settings);
+        let lives = self.backups.joins(settings, image.as_ref())?;
         let attach = Attach {
             id,
             spec: spec(settings, &files, &chain, joining, members),
@@ -444,6 +452,7 @@ impl Daemon {
             exports: by_nbd.then(|| (name.clone(), export)).into_iter().collect(),
             limit: settings.limit,
             counts: settings.counts.clone(),
+            lives,
         };
         Ok((attach, image))
     }
@@ -710,7 +719,7 @@ impl Daemon {
         }
         let entry = self.known(name)?;
         let volume = entry.id;
-        let clients = self.clients(&entry)?;
+        let clients = self.clients(&entry)? + self.backups.readers(name);
         if clients > 0 {
             let name = name.to_owned();
             return Err(VolumeError::Busy { name, clients });
@@ -720,6 +729,7 @@ impl Daemon {
             discard_dirty,
         };
         self.command(name, command)?;
+        self.backups.forget(name);
         self.front_ends.withdraw(name);
         kept::forget(&self.state_dir, name);
         self.watches.end(name, &self.handle, &self.state_dir);

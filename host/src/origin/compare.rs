@@ -65,6 +65,28 @@ impl View {
         self.opened.chain.size_bytes()
     }
 
+    /// Any bytes of the disk; zeroes behind its end.
+    pub fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let parts = self.parts(at, into.len() as u64)?;
+        // What no part tells of lies behind the end.
+        let end = parts.last().map_or(at, |part| part.span.end());
+        let told = (end.saturating_sub(at) as usize).min(into.len());
+        let (told, behind) = into.split_at_mut(told);
+        behind.fill(0);
+        self.fill(&parts, at, told)
+    }
+
+    /// Lengths of what follows from a place on, and whether that surely reads as zeroes. Ends where
+    /// the disk does.
+    pub fn zeroes(&mut self, at: u64, bytes: u64) -> Result<Vec<(u64, bool)>, Fault> {
+        let parts = self.parts(at, bytes)?;
+        let all = parts.iter().map(|part| {
+            let zero = matches!(part.content, Content::Zero);
+            (part.span.bytes, zero)
+        });
+        Ok(all.collect())
+    }
+
     fn parts(&mut self, at: u64, bytes: u64) -> Result<Vec<Part>, Fault> {
         let mut parts = Vec::new();
         let span = Span { at, bytes };

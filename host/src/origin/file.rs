@@ -507,6 +507,19 @@ impl Sides {
         self.image.as_ref().map(|image| &image.file)
     }
 
+    /// The same to be read, with the length that it has now.
+    pub fn image_as_it_is(&self) -> Result<Option<Arc<Target>>, Fault> {
+        let Some(image) = &self.image else {
+            return Ok(None);
+        };
+        let failed = |error| Fault::io(&image.name(), "open it", error);
+        let mut target = image.shared().map_err(failed)?;
+        if !target.block_device {
+            target.size_bytes = target.file.metadata().map_err(failed)?.len();
+        }
+        Ok(Some(Arc::new(target)))
+    }
+
     /// Whether a journal can lie beside it, or in a place that was named.
     pub fn has_journal_place(&self) -> bool {
         self.journal_path.is_some()

@@ -10,6 +10,7 @@ use super::control::{
 };
 use super::throttle::Throttle;
 use super::{Alarm, Decide, Shard, Volume};
+use crate::backup::Window;
 use crate::buffer::POOL_BYTES_DEFAULT;
 use crate::origin::file::{OpenVolume, Origin};
 use crate::origin::nbd::open::Leavings;
@@ -20,6 +21,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread;
 
 /// Requests of other threads that one round takes, so that clients are not kept waiting.
@@ -36,6 +38,8 @@ pub(super) enum Waiter<S> {
     Exchange(Box<Exchange>, Answer<Result<(), Refusal>>),
     /// The files of a volume that may be written, in the place of those that were only read.
     Prove(Box<Attach<S>>, Answer<Result<(), AttachError>>),
+    /// A window of these volumes, which is open when the engine has replied.
+    Window(Vec<VolumeId>, Arc<Window>, Answer<Result<(), Refusal>>),
     /// Clients of a volume that is made ready for them.
     Arrival(VolumeId),
     Nobody,
@@ -63,6 +67,14 @@ pub(super) fn is_ours(request: RequestId) -> bool {
 }
 
 impl<S> Commands<S> {
+    /// The window that a command is to open.
+    pub(super) fn window_of(&self, request: RequestId) -> Option<(&[VolumeId], &Arc<Window>)> {
+        match self.waiters.get(&request.number)? {
+            Waiter::Window(members, window, _) => Some((members, window)),
+            _ => None,
+        }
+    }
+
     pub(super) fn enter(&mut self, waiter: Waiter<S>) -> RequestId {
         while self.waiters.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
@@ -106,6 +118,7 @@ impl<E: Decide> Shard<E> {
                 let _ = answer.send(self.attach(*attach));
             }
             Request::Command(command, answer) => self.begin_command(command, answer),
+            Request::Backup(order) => self.backup_order(order),
             Request::Exchange(exchange, answer) => self.begin_exchange(exchange, answer),
             Request::Prove(attach, answer) => self.begin_proof(attach, answer),
             Request::FindImage(volume, answer) => {
@@ -213,6 +226,7 @@ impl<E: Decide> Shard<E> {
             exports,
             limit,
             counts,
+            lives,
         } = attach;
         let volume = Volume {
             name: spec.name.clone(),
@@ -237,6 +251,7 @@ impl<E: Decide> Shard<E> {
             self.wake_awaiting(&name);
         }
         self.recordings.attached(id, &volume.name);
+        self.backups.joined(id, lives);
         self.volumes.insert(id, volume);
         // Sets going what the volume claims before it answers anybody.
         self.feed(Event::Tick);
@@ -276,6 +291,7 @@ impl<E: Decide> Shard<E> {
         self.volumes.remove(&volume);
         self.copies.forget(volume);
         self.recordings.forgotten(volume);
+        self.backups.forget(volume);
         self.let_files_go(volume)
     }
 
@@ -318,6 +334,9 @@ impl<E: Decide> Shard<E> {
                 let done = result.and_then(|()| self.exchange(*exchange));
                 let _ = answer.send(done);
             }
+            Waiter::Window(_, _, answer) => {
+                let _ = answer.send(result);
+            }
             Waiter::Prove(attach, answer) => {
                 let done = match result {
                     Ok(()) => self.attach_proved(*attach),
@@ -340,6 +359,7 @@ impl<E: Decide> Shard<E> {
             map,
             image,
         } = exchange;
+        self.backups.written(id);
         let mut files = self.files.remove_volume(id).ok_or(Refusal::Io)?;
         files.origin = Origin::File(origin);
         files.mapped = Some(mapped);

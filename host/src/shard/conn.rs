@@ -10,12 +10,15 @@
 //!  Open --DISC--> Draining --all answered, or too long--> Dead --nothing in flight--> gone
 //!    |---bad protocol--> Farewell --last bytes sent-------->|
 //!    |---socket closed, time limit------------------------->|
+//!    |---chooses a backup--> HandedOver --all sent: another thread has it--> Dead
 //! ```
 
 use super::control::Arrival;
 use super::request::Task;
 use super::writer::Seen;
 use super::{Alarm, Decide, Shard, tag, timer};
+use crate::backup::Backup;
+use crate::backup::serve::Chosen;
 use crate::frontend::nbd::Exports as _;
 use crate::frontend::nbd::{self, Request, Session, Step, Tls};
 use crate::latency::Kind;
@@ -26,6 +29,7 @@ use engine::event::Event;
 use engine::memory::{Area, Place};
 use engine::types::{BufferId, ConnectionId, Time, VolumeId};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 /// Requests of one connection that are not answered, and answers that are not sent.
 pub(super) const REQUESTS_MAX: u16 = 256;
@@ -56,6 +60,8 @@ pub(super) enum Life {
     Draining,
     /// Nothing more is answered; what is queued is still sent.
     Farewell,
+    /// It has chosen a backup, which a thread of its own serves; what is queued is still sent.
+    HandedOver,
     /// The socket is shut down; operations in flight end.
     Dead,
 }
@@ -91,6 +97,9 @@ impl Outbox {
     }
 }
 
+/// What a client that has chosen a backup goes on with.
+pub(super) type Taken = (Arc<Backup>, Chosen);
+
 pub(super) struct Conn {
     socket: OwnedFd,
     peer: Peer,
@@ -111,6 +120,8 @@ pub(super) struct Conn {
     taking: Option<Taking>,
     /// What it will hear when it is let in; nothing of it is read until then.
     pub arriving: Option<Vec<u8>>,
+    /// The backup that it has chosen, and what it hears of that.
+    backup: Option<(Arc<Backup>, Vec<u8>)>,
     /// The export that it waits for.
     awaits: Option<(String, Ticket)>,
     /// A request that waits for buffers.
@@ -156,6 +167,24 @@ impl Conn {
     /// Who may write this volume, if the client may.
     pub fn writer(&self, volume: VolumeId) -> Option<&Peer> {
         (self.writes && self.serves(volume)).then_some(&self.peer)
+    }
+
+    /// What the client has chosen, with its connection.
+    pub fn take_over(&mut self) -> std::io::Result<Taken> {
+        let (backup, reply) = self.backup.take().expect("it has chosen one");
+        let none = nbd::Config {
+            only: None,
+            requests_max: REQUESTS_MAX,
+            tls: Tls::Absent,
+        };
+        let chosen = Chosen {
+            socket: self.socket.try_clone()?,
+            peer: self.peer.clone(),
+            session: std::mem::replace(&mut self.session, Session::new(none)),
+            input: self.input[self.start..self.end].to_vec(),
+            reply,
+        };
+        Ok((backup, chosen))
     }
 
     fn is_full(&self) -> bool {
@@ -208,6 +237,7 @@ impl<E: Decide> Shard<E> {
             hung_up: false,
             taking: None,
             arriving: None,
+            backup: None,
             awaits: None,
             held_back: None,
             tasks: Vec::new(),
@@ -245,6 +275,7 @@ impl<E: Decide> Shard<E> {
         match conn.life {
             Life::Draining if silent && conn.tasks_live == 0 => self.kill(slot, &mut conn),
             Life::Farewell if silent => self.kill(slot, &mut conn),
+            Life::HandedOver if silent && !conn.receiving => self.hand_over(slot, &mut conn),
             _ => {}
         }
         let over = conn.is_over();
@@ -328,22 +359,7 @@ impl<E: Decide> Shard<E> {
                 conn.out.bytes(&bytes);
                 self.queue_send(slot, conn);
             }
-            Some(Step::Attach { export, reply }) => {
-                conn.volume = self.exports.volume(&export.name);
-                conn.writes = !export.read_only;
-                if !conn.writes
-                    && let Some(writer) = self.other_writer(conn, &export.name)
-                {
-                    let (name, peer) = (&export.name, &conn.peer);
-                    tracing::info!(
-                        "volume {name}: {peer} may only read, because {writer} writes it"
-                    );
-                }
-                if let Some(key) = conn.deadline.take() {
-                    self.timers.cancel(key);
-                }
-                self.come_in(slot, conn, reply);
-            }
+            Some(Step::Attach { export, reply }) => self.attached(slot, conn, &export, reply),
             Some(Step::Request(request)) => self.begin(slot, conn, request),
             Some(Step::StartTls { .. }) => panic!("a listener with TLS is not the shard's"),
             Some(Step::Await { name }) => {
@@ -373,6 +389,27 @@ impl<E: Decide> Shard<E> {
             }
         }
         true
+    }
+
+    /// A client has chosen its export.
+    fn attached(&mut self, slot: u32, conn: &mut Conn, export: &nbd::Export, reply: Vec<u8>) {
+        if let Some(key) = conn.deadline.take() {
+            self.timers.cancel(key);
+        }
+        if let Some(backup) = self.exports.backup(&export.name) {
+            conn.backup = Some((backup, reply));
+            conn.life = Life::HandedOver;
+            return;
+        }
+        conn.volume = self.exports.volume(&export.name);
+        conn.writes = !export.read_only;
+        if !conn.writes
+            && let Some(writer) = self.other_writer(conn, &export.name)
+        {
+            let (name, peer) = (&export.name, &conn.peer);
+            tracing::info!("volume {name}: {peer} may only read, because {writer} writes it");
+        }
+        self.come_in(slot, conn, reply);
     }
 
     /// Lets the payload of a write follow into its buffer.
@@ -616,6 +653,18 @@ impl<E: Decide> Shard<E> {
             conn.payload_bytes, 0,
             "a connection leaves no buffer behind"
         );
+    }
+
+    /// Another thread has its socket, which stays open.
+    pub(super) fn let_socket_go(&mut self, slot: u32, conn: &mut Conn) {
+        assert!(
+            conn.tasks_live == 0 && conn.volume.is_none(),
+            "it has only negotiated"
+        );
+        conn.life = Life::Dead;
+        if conn.watching {
+            self.ring.cancel(tag::NOTHING, tag::watch(slot));
+        }
     }
 
     /// Cuts a connection off. What the engine has begun for it runs to its end.

@@ -7,6 +7,8 @@
 use super::copies::{Asked, Inlet, Mail, Order as CopyOrder, Stream};
 use super::guest::Order;
 use super::record::{self, Recorded, Taken};
+use crate::backup::live::Live;
+use crate::backup::{Backup, Window};
 use crate::cluster::data::DataSink;
 use crate::frontend::nbd::Tls;
 use crate::frontend::vhost_user::DataError;
@@ -126,6 +128,8 @@ pub struct Attach<S = Settled> {
     /// Peers that are needed for a flush from the first moment on, though nothing is sent to them
     /// before they are started.
     pub counts: Vec<PeerId>,
+    /// Bitmaps in which its changes are marked.
+    pub lives: Vec<Arc<Live>>,
 }
 
 /// Another file in the place of an image: what is open from now on, and what its volume knows.
@@ -221,11 +225,23 @@ pub(super) struct GuestOpen {
     pub shared: bool,
 }
 
+/// What backups ask for.
+pub(super) enum BackupOrder {
+    /// Images are to rest: of a volume and its group, in this window.
+    Window(
+        Box<(VolumeId, Vec<VolumeId>, Arc<Window>)>,
+        Answer<Result<(), Refusal>>,
+    ),
+    Show(Vec<(VolumeId, Arc<Backup>)>, Answer<bool>),
+    Track(VolumeId, Vec<Arc<Live>>, Answer<()>),
+}
+
 /// What can be asked of the shard.
 pub(super) enum Request<S> {
     Place(String, Answer<VolumeId>),
     Attach(Box<Attach<S>>, Answer<Result<(), OpenError>>),
     Command(Command, Answer<Result<(), Refusal>>),
+    Backup(BackupOrder),
     Exchange(Box<Exchange>, Answer<Result<(), Refusal>>),
     Prove(Box<Attach<S>>, Answer<Result<(), AttachError>>),
     FindImage(VolumeId, Answer<Option<Arc<Mapped>>>),
@@ -339,6 +355,28 @@ impl<S> Handle<S> {
             .map_err(|_| Stopped)?;
         self.waker.wake();
         Ok(CommandReply(reply))
+    }
+
+    /// Brings the images of a volume and its group to rest, like [`Command::Quiesce`]; from then on
+    /// the window is cut as soon as something is written to the image of one of the members.
+    pub fn open_window(
+        &self,
+        volume: VolumeId,
+        members: Vec<VolumeId>,
+        window: Arc<Window>,
+    ) -> Result<(), CommandError> {
+        let order = Box::new((volume, members, window));
+        Ok(self.ask(|answer| Request::Backup(BackupOrder::Window(order, answer)))??)
+    }
+
+    /// Shows backups to clients until their windows end. False if these have ended already.
+    pub fn show_backups(&self, backups: Vec<(VolumeId, Arc<Backup>)>) -> Result<bool, Stopped> {
+        self.ask(|answer| Request::Backup(BackupOrder::Show(backups, answer)))
+    }
+
+    /// Marks changes of a volume in these from now on, those under way included.
+    pub fn track(&self, volume: VolumeId, lives: Vec<Arc<Live>>) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Backup(BackupOrder::Track(volume, lives, answer)))
     }
 
     /// Exchanges the image of a volume that [`Command::Announce`] was replied for, while its guest

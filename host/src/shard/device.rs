@@ -96,6 +96,11 @@ fn blocks(target: &Target, io: &Io) -> engine::types::Span {
 impl<E: Decide> Shard<E> {
     /// Starts what the engine asked for.
     pub(super) fn start_io(&mut self, io: Io) {
+        if let (Device::Origin(volume), Op::Write | Op::Zero { .. } | Op::Resize) =
+            (io.device, io.op)
+        {
+            self.backups.written(volume);
+        }
         if self.has_remote(io.device) {
             return self.start_remote(io);
         }

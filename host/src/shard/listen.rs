@@ -6,6 +6,7 @@
 
 use super::control::{Arrival, Export, Greeter, ListenerScope};
 use super::{Alarm, Decide, Shard, tag};
+use crate::backup::Backup;
 use crate::error::cause;
 use crate::frontend::nbd;
 use crate::ring;
@@ -13,6 +14,7 @@ use crate::waiting::{Ticket, Waiting};
 use engine::types::{Policy, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 /// Pause after an accept that failed for want of something.
 const RETRY_MILLIS: u64 = 100;
@@ -33,9 +35,23 @@ pub(super) struct ExportTable {
     held: BTreeSet<String>,
     /// Names whose volumes are served on another host, and who counts their clients.
     away: BTreeMap<String, Waiting>,
+    /// Backups by the name that clients ask for, until their windows end.
+    backups: BTreeMap<String, (VolumeId, Arc<Backup>)>,
 }
 
 impl ExportTable {
+    pub fn set_backup(&mut self, volume: VolumeId, backup: Arc<Backup>) {
+        self.backups.retain(|_, (_, other)| other.window.is_open());
+        let name = backup.export().name;
+        self.backups.insert(name, (volume, backup));
+    }
+
+    /// The backup of this name, if its window is open.
+    pub fn backup(&self, name: &str) -> Option<Arc<Backup>> {
+        let (_, backup) = self.backups.get(name)?;
+        backup.window.is_open().then(|| backup.clone())
+    }
+
     pub fn set(&mut self, name: &str, export: Export, policy: Policy) {
         let shown = nbd::Export {
             name: name.to_owned(),
@@ -47,6 +63,7 @@ impl ExportTable {
             write_zeroes: !export.read_only,
             // In the log zeroes are an entry without payload; at the origin they may be bytes.
             fast_zero: !export.read_only && !policy.is_direct(),
+            bitmaps: Vec::new(),
         };
         self.exports.insert(name.to_owned(), (export, shown));
         self.held.remove(name);
@@ -95,6 +112,7 @@ impl ExportTable {
     pub fn remove_volume(&mut self, volume: VolumeId) {
         self.exports
             .retain(|_, (export, _)| export.volume != volume);
+        self.backups.retain(|_, (other, _)| *other != volume);
     }
 
     pub fn volume(&self, name: &str) -> Option<VolumeId> {
@@ -126,14 +144,16 @@ impl nbd::Exports for ExportTable {
     }
 
     fn find(&self, name: &str) -> Option<nbd::Export> {
-        self.exports.get(name).map(|(_, shown)| shown.clone())
+        let shown = self.exports.get(name).map(|(_, shown)| shown.clone());
+        shown.or_else(|| self.backup(name).map(|backup| backup.export()))
     }
 
     fn list(&self) -> Vec<nbd::Export> {
-        self.exports
-            .values()
-            .map(|(_, shown)| shown.clone())
-            .collect()
+        let backups = self.backups.values().map(|(_, backup)| backup);
+        let backups = backups.filter(|it| it.window.is_open());
+        let backups = backups.map(|backup| backup.export());
+        let shown = self.exports.values().map(|(_, shown)| shown.clone());
+        shown.chain(backups).collect()
     }
 }
 

@@ -10,6 +10,7 @@
 pub mod align;
 mod allocation;
 mod arrival;
+mod backup;
 mod command;
 mod conn;
 pub mod control;
@@ -35,6 +36,7 @@ use crate::lent::Piece;
 use crate::marks::{self, Phase};
 use crate::ring::{self, Completed, Ring, Span, Waker, Zeroes};
 use align::RangeLock;
+use backup::Backups;
 use command::{Commands, Stopping};
 use conn::Conn;
 use control::{Handle, HostCounters, Requests};
@@ -358,6 +360,7 @@ struct Shard<E: Decide> {
     listeners: Slots<Listener>,
     volumes: BTreeMap<VolumeId, Volume>,
     recordings: Recordings,
+    backups: Backups,
     /// Device blocks being written, where they are larger than sectors.
     blocks: HashMap<Device, RangeLock<u32>>,
     running: Slots<Running>,
@@ -471,6 +474,7 @@ impl<E: Decide> Shard<E> {
             listeners: Slots::default(),
             volumes: BTreeMap::new(),
             recordings: Recordings::default(),
+            backups: Backups::default(),
             blocks: HashMap::new(),
             running: Slots::default(),
             doubtful: BTreeSet::new(),
@@ -619,6 +623,7 @@ impl<E: Decide> Shard<E> {
 
     /// Tells the engine what happened and starts what it wants.
     fn feed(&mut self, event: Event) {
+        self.backups.before(&event);
         self.engine.apply(self.now, event, &mut self.memory);
         self.drain_actions();
     }
@@ -648,7 +653,10 @@ impl<E: Decide> Shard<E> {
                 // Parked: what the engine would still do is done after the next start.
                 Action::Io(_) if self.is_parked() => {}
                 Action::Io(io) => self.start_io(io),
-                Action::Reply { request, result } => self.replies.push_back((request, result)),
+                Action::Reply { request, result } => {
+                    self.note_rest(request, &result);
+                    self.replies.push_back((request, result));
+                }
                 Action::Send {
                     volume,
                     peer,

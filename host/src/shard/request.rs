@@ -102,6 +102,19 @@ fn task(conn: &mut Conn, ticket: Ticket) -> &mut Task {
 }
 
 impl Conn {
+    /// What its requests under way change of a volume.
+    pub(super) fn changes(&self, volume: VolumeId, into: &mut Vec<Sectors>) {
+        for task in self.tasks.iter().flatten().filter(|it| it.volume == volume) {
+            let changes = matches!(
+                task.command,
+                Command::Write { .. } | Command::WriteZeroes { .. } | Command::Trim { .. }
+            );
+            if changes {
+                into.push(task.cut.outer);
+            }
+        }
+    }
+
     /// What is answered to a block status request.
     pub(super) fn set_extents(&mut self, ticket: Ticket, extents: Vec<Extent>) {
         task(self, ticket).extents = extents;

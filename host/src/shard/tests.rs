@@ -385,6 +385,7 @@ pub(super) fn house_with(name: &str, san: Option<Params>, counts: Vec<PeerId>) -
         exports: vec![(name.to_owned(), export)],
         limit: Default::default(),
         counts,
+        lives: Vec::new(),
     };
     handle.attach(attach).expect("joins");
     let socket = dir.path().join("nbd.sock");

@@ -118,7 +118,7 @@ pub struct Shown {
     pub reason: Option<String>,
     /// Of the owner whose right was taken: why it writes no more.
     pub proof: Option<&'static str>,
-    /// Hosts that have what the volume cannot be served here without, and how much that is, if it is
+    /// Hosts that have what the volume cannot be served here without, and how much that is, if
     /// known.
     pub depends_on: Vec<(String, Option<u64>)>,
     /// Of a volume that is served here and has copies on other hosts, or shall have some.

@@ -93,6 +93,7 @@ pub enum Bench {
     /// A week of an office under four policies, what reaches shared storage at its peaks
     Policies(BenchPolicies),
     /// Many hosts boot one image (not in this version)
+    #[command(hide = true)]
     Storm(host::cli::later::Rest),
     /// Guest speed while a destage runs, against the same load without one, in alternating rounds
     Destage(BenchDestage),

@@ -1,8 +1,8 @@
 //! Copies that no record names: what a learner can go on with, and what is dropped.
 //!
 //! Always true: a copy is dropped only when it is not used and the origin has all that it has, when
-//! it takes room that its host is short of, or when the copies that count are complete. Deliberately
-//! absent: which copies count.
+//! it takes room that its host is short of, or when the copies that count are complete.
+//! Deliberately absent: which copies count.
 
 use super::{Cx, MEMBERS_MAX, OLD_MAX, Peer, Set};
 use crate::message::{Body, Status};

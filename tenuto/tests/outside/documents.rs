@@ -22,7 +22,8 @@ fn every_command_of_the_documents_runs_as_it_stands() {
         return;
     }
     let needed = [
-        "unshare", "mount", "timeout", "pidof", "qemu-img", "openssl",
+        "unshare", "mount", "timeout", "pidof", "qemu-img", "openssl", "nbdinfo", "nbdcopy",
+        "qemu-io",
     ];
     if !have(test, &needed) {
         return;

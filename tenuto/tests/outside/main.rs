@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod agents;
+mod backup;
 mod bench;
 mod cli;
 mod clients;
@@ -23,6 +24,7 @@ mod common;
 mod corruption;
 mod crash_images;
 mod demo;
+mod device;
 mod die_at;
 mod documents;
 mod drain;
@@ -33,6 +35,7 @@ mod formats;
 mod front_end;
 mod guest;
 mod guest_limits;
+mod habits;
 mod hostile;
 mod hostile_rings;
 mod images;

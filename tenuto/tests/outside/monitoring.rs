@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::common::nbd::{CMD_TRIM, Client};
-use crate::common::{Rig, have, run, wait_until};
+use crate::common::{Rig, have, run, text_of, wait_until};
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -41,11 +41,33 @@ fn shown() -> BTreeSet<String> {
         rig.volume(policy, &image, policy, "");
     }
     let daemon = rig.serve();
-    let text = rig.get("/metrics");
+    let mut client = rig.connect("write-back");
+    let text = with_all_series(&rig, &mut client);
+    drop(client);
     daemon.stop();
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let metrics = lines.map(|line| line.split(['{', ' ']).next().unwrap_or_default().to_owned());
     metrics.collect()
+}
+
+/// The metrics, once this volume has had all kinds of requests in the last seconds.
+fn with_all_series(rig: &Rig, client: &mut Client) -> String {
+    let mut text = String::new();
+    let mut at = 8 * MIB;
+    // Figures of the last seconds are those of a sample that has ended.
+    wait_until("a volume with all its series", PATIENCE, || {
+        client.write(0, &[1; 8 << 10]);
+        client.flush();
+        // What was never read is read at the origin.
+        client.read(at, 4 << 10);
+        at = 8 * MIB + (at + (4 << 10)) % (8 * MIB);
+        text = rig.get("/metrics");
+        ["read", "write", "flush", "origin"].iter().all(|what| {
+            let name = format!("tenuto_volume_{what}_latency_p99_seconds");
+            text.contains(&format!("{name}{{volume=\"write-back"))
+        })
+    });
+    text
 }
 
 #[test]
@@ -89,6 +111,48 @@ fn rules() -> PathBuf {
 fn the_alerts_are_valid() {
     if have("the_alerts_are_valid", &["promtool"]) {
         run("promtool", &["check", "rules", &rules().to_string_lossy()]);
+    }
+}
+
+/// Fails when: a name has another unit than seconds or bytes, or a counter does not end as one.
+#[test]
+fn the_metrics_are_as_their_readers_want_them() {
+    let mut rig = Rig::new();
+    for policy in ["write-back", "ephemeral", "write-through"] {
+        let image = rig.image(&format!("{policy}.img"), 16 << 20);
+        rig.volume(policy, &image, policy, "");
+    }
+    let daemon = rig.serve();
+    let mut client = rig.connect("write-back");
+    let text = with_all_series(&rig, &mut client);
+    for policy in ["write-back", "ephemeral", "write-through"] {
+        let label = format!("volume=\"{policy}\"");
+        let series = text.lines().filter(|line| line.contains(&label)).count();
+        assert!((30..=60).contains(&series), "{policy} has {series}");
+        let info = format!("tenuto_volume_info{{{label},policy=\"{policy}\"}} 1\n");
+        assert!(text.contains(&info), "{text}");
+    }
+    for name in names(&text) {
+        for unit in ["milliseconds", "microseconds", "ms", "us", "kib", "percent"] {
+            assert!(!name.split('_').any(|part| part == unit), "{name}");
+        }
+    }
+    drop(client);
+    daemon.stop();
+    if have("the_metrics_are_as_their_readers_want_them", &["promtool"]) {
+        let mut check = Command::new("promtool")
+            .args(["check", "metrics"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("promtool runs");
+        let mut input = check.stdin.take().expect("a pipe");
+        input.write_all(text.as_bytes()).expect("written");
+        drop(input);
+        let output = check.wait_with_output().expect("promtool ends");
+        assert!(output.status.success(), "{}", text_of(&output));
+        assert_eq!(text_of(&output).trim(), "", "nothing to say");
     }
 }
 

@@ -264,6 +264,41 @@ fn the_clients_of_libnbd_and_nbdkit_find_the_export_over_tls() {
     house.daemon.stop();
 }
 
+/// Fails when: the backup of a volume is not there over TLS, or outlives its window there.
+#[test]
+fn a_backup_is_read_over_tls_while_its_window_is_open() {
+    let name = "a_backup_is_read_over_tls_while_its_window_is_open";
+    if !have(name, &["nbdinfo", "nbdcopy"]) {
+        return;
+    }
+    let house = House::new("tls = \"DIR\"");
+    let mut bytes = vec![0; BYTES as usize];
+    Rng::new(seed(73)).fill(&mut bytes[..4 << 20]);
+    let mut client = house.rig.connect("disk");
+    client.write(0, &bytes[..4 << 20]);
+    let order = |order: &str| house.rig.done(&["volume", order, "disk"]);
+    order("quiesce");
+    client.write(1 << 20, &[9; 4096]);
+    let (port, directory) = (house.address.port(), house.client_dir());
+    let query = format!("?tls-certificates={}", directory.display());
+    let uri = format!("nbds://127.0.0.1:{port}/disk@backup{query}");
+    let copy = house.rig.dir.join("copy.img");
+    run("nbdcopy", &[&uri, &copy.display().to_string()]);
+    assert!(std::fs::read(&copy).expect("read") == bytes, "it differs");
+    // The thread that makes the bytes plain may see the end of its client a moment later.
+    wait_until("nobody reads", PATIENCE, || {
+        let resume = ["volume", "resume", "disk"];
+        house.rig.tenuto(&resume).status.success()
+    });
+    let gone = std::process::Command::new("nbdinfo")
+        .args(["--size", &uri])
+        .output()
+        .expect("nbdinfo runs");
+    assert!(!gone.status.success(), "{}", text_of(&gone));
+    drop(client);
+    house.daemon.stop();
+}
+
 /// Fails when: certificates of clients are not asked for, or not checked.
 #[test]
 fn a_client_without_a_certificate_of_the_authority_is_refused_and_told_in_the_log() {

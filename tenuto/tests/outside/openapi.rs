@@ -17,6 +17,12 @@ const TURN_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// Status and body of one request on the admin socket.
 pub fn ask(rig: &Rig, method: &str, path: &str, body: &str) -> (u16, Value) {
+    let (status, _, body) = ask_whole(rig, method, path, body);
+    (status, body)
+}
+
+/// The same with what stands before the body.
+pub fn ask_whole(rig: &Rig, method: &str, path: &str, body: &str) -> (u16, String, Value) {
     let socket = rig.run_dir().join("tenuto.sock");
     let mut stream = UnixStream::connect(socket).expect("connected");
     let request = format!(
@@ -28,9 +34,9 @@ pub fn ask(rig: &Rig, method: &str, path: &str, body: &str) -> (u16, Value) {
     let mut reply = String::new();
     stream.read_to_string(&mut reply).expect("a reply");
     let status = reply.split(' ').nth(1).and_then(|code| code.parse().ok());
-    let (_, body) = reply.split_once("\r\n\r\n").expect("a body");
+    let (head, body) = reply.split_once("\r\n\r\n").expect("a body");
     let body = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {reply}"));
-    (status.expect("a status"), body)
+    (status.expect("a status"), format!("{head}\r\n"), body)
 }
 
 /// Says where a value is not what its schema says.
@@ -163,6 +169,20 @@ fn replies_of_a_live_daemon_are_what_the_document_of_the_interface_says() {
             let path = format!("/v1/volumes/{volume}/{verb}");
             held("POST", &path, orders, "");
             held("POST", &format!("{path}?wait=true"), orders, "");
+        }
+    }
+    let (all, each) = (
+        "/v1/volumes/{name}/checkpoints",
+        "/v1/volumes/{name}/checkpoints/{checkpoint}",
+    );
+    for volume in ["disk", "clone", "nobody"] {
+        let path = format!("/v1/volumes/{volume}/checkpoints");
+        held("POST", &path, all, "{\"name\":\"monday\"}");
+        held("POST", &path, all, "{\"colour\":1}");
+        held("GET", &path, all, "");
+        for name in ["monday", "sunday"] {
+            held("GET", &format!("{path}/{name}"), each, "");
+            held("DELETE", &format!("{path}/{name}"), each, "");
         }
     }
     held("DELETE", "/v1/volumes/more", one, "");

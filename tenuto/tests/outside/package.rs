@@ -62,6 +62,8 @@ fn the_package_holds_what_a_host_needs() {
     for path in [
         "./usr/bin/tenuto",
         "./lib/systemd/system/tenuto.service",
+        "./lib/systemd/system/tenuto-device@.service",
+        "./lib/udev/rules.d/60-tenuto.rules",
         "./etc/tenuto/tenuto.toml",
         "./usr/lib/sysusers.d/tenuto.conf",
         "./usr/lib/tmpfiles.d/tenuto.conf",

@@ -27,6 +27,8 @@ const IDLE_SHARE_MAX: f64 = 0.01;
 const IDLE_KIB_MAX: u64 = 100 * KIB;
 
 const MANY_VOLUMES: usize = 1000;
+/// What one look at all of them may bring.
+const SCRAPE_BYTES_MAX: usize = 3_000_000;
 const READY_MAX: Duration = Duration::from_secs(2);
 /// Of what it takes to open and read the files of all volumes one by one. A start takes about ten
 /// times of that, and on a machine on which 80 ms are enough for it the two seconds count.
@@ -175,6 +177,8 @@ fn a_host_of_a_thousand_volumes_is_ready_in_two_seconds() {
             let names: Vec<_> = volumes.map(|volume| volume["name"].clone()).collect();
             let all: Vec<_> = (0..MANY_VOLUMES).map(name).collect();
             assert_eq!(names, all, "in the order of the file");
+            let scrape = rig.get("/metrics").len();
+            assert!(scrape < SCRAPE_BYTES_MAX, "{scrape} bytes of metrics");
         }
         daemon.stop();
         if best < ready_max {

@@ -143,14 +143,31 @@ fn the_manager_is_told_of_start_reload_and_stop() {
     daemon.stop();
 }
 
-/// The unit with the program that is there to be found.
-fn unit(rig: &Rig) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/tenuto.service");
+/// A unit with the program that is there to be found.
+fn unit(rig: &Rig, name: &str) -> PathBuf {
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+    // Of a template, one that is made of it.
+    let source = packaging.join(name.replace("@disk", "@"));
     let text = std::fs::read_to_string(source).expect("read the unit");
     let text = text.replace("/usr/bin/tenuto", env!("CARGO_BIN_EXE_tenuto"));
-    let path = rig.dir.join("tenuto.service");
+    let path = rig.dir.join(name);
     std::fs::write(&path, text).expect("write the unit");
     path
+}
+
+#[test]
+fn the_unit_of_a_block_device_is_valid() {
+    if !have("the_unit_of_a_block_device_is_valid", &["systemd-analyze"]) {
+        return;
+    }
+    let rig = Rig::new();
+    let mut command = Command::new("systemd-analyze");
+    command
+        .args(["verify", "--man=no"])
+        .arg(unit(&rig, "tenuto-device@disk.service"));
+    let verified = command.output().expect("run systemd-analyze");
+    assert!(verified.status.success(), "{}", text_of(&verified));
+    assert!(verified.stderr.is_empty(), "{}", text_of(&verified));
 }
 
 #[test]
@@ -160,7 +177,7 @@ fn the_unit_is_valid_and_leaves_little_open() {
         return;
     }
     let rig = Rig::new();
-    let unit = unit(&rig);
+    let unit = unit(&rig, "tenuto.service");
     let analyze = |arguments: &[&str]| {
         let mut command = Command::new("systemd-analyze");
         let output = command.args(arguments).arg(&unit).output();

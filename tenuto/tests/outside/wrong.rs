@@ -102,8 +102,8 @@ fn a_wrong_file_is_told_with_its_line_its_key_and_what_would_be_right() {
         ),
         (
             volume("dirty-limit = \"4 gigs\""),
-            "2 FILE:18: dirty-limit: \"4 gigs\" is not a size; write bytes or KiB, MiB, GiB, TiB, \
-             as in \"4GiB\"",
+            "2 FILE:18: dirty-limit: \"4 gigs\" is not a size; write bytes or K, M, G, T or \
+             KiB, MiB, GiB, TiB, as in \"4GiB\"",
         ),
         (
             VOLUME.replace("disk.img", "missing.img"),

@@ -5,6 +5,9 @@
 //! that it opens count as one with each of the files in it. Deliberately absent: calls of methods,
 //! which need no path.
 
+#[path = "sizes.rs"]
+mod sizes;
+
 use super::{Source, judge, rust};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -311,7 +311,7 @@ fn killed_beside_a_damaged_journal() -> (Host, VolumeId) {
 fn a_journal_that_is_damaged_is_written_anew_from_the_log() {
     for powered in [true, false] {
         let (host, disk) = killed_beside_a_damaged_journal();
-        let upto = host.core.volumes[0].as_ref().expect("it is there").acked();
+        let upto = host.core.volumes.known(VolumeId(0)).acked();
         let mut host = match powered {
             true => host.killed(),
             false => host.without_power(),

@@ -66,7 +66,10 @@ fn room_is_scarce_from_three_quarters_of_the_extents_on() {
 fn one_without_an_age_stays_in_a_full_log_with_all_of_its_share() {
     let (mut host, aged) = Host::of(aged(600_000, "aged"));
     let stays = host.attach(spec(Policy::WriteBack, "stays"));
-    let share = host.core.share(stays);
+    let share = host
+        .core
+        .volume(stays)
+        .part(crate::volume::share::Pool::Log);
     assert!((130..=CAPACITY_BLOCKS / 4).contains(&share), "{share}");
     host.fill(stays, 0, share);
     host.fill(aged, 0, FULL_BLOCKS - share);

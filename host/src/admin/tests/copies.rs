@@ -119,7 +119,7 @@ fn a_volume_with_all_its_copies_loses_nothing_flushed_and_asks_for_nothing() {
         promise.contains("only writes not yet flushed are lost"),
         "{promise}"
     );
-    let page = metrics::text(&house.admin.view().expect("a view"));
+    let page = metrics::text(&house.admin.view().expect("a view"), &house.admin.history);
     assert!(page.contains("tenuto_volume_replicas_wanted{volume=\"a\"} 1\n"));
     assert!(page.contains("tenuto_volume_replicas_real{volume=\"a\"} 1\n"));
 }
@@ -168,7 +168,7 @@ fn a_volume_with_too_few_copies_is_degraded_and_says_what_is_on_this_host_only()
         .fake
         .change("a", |volume| volume.state = State::Stalled);
     assert_eq!(document(&house)["state"], "stalled");
-    let page = metrics::text(&house.admin.view().expect("a view"));
+    let page = metrics::text(&house.admin.view().expect("a view"), &house.admin.history);
     assert!(page.contains("tenuto_volume_replicas_real{volume=\"a\"} 0\n"));
 }
 
@@ -195,7 +195,7 @@ fn a_volume_without_copies_shows_none() {
         (&volume["replicas"], &volume["state"]),
         (&json!(0), &json!("dirty"))
     );
-    let page = metrics::text(&house.admin.view().expect("a view"));
+    let page = metrics::text(&house.admin.view().expect("a view"), &house.admin.history);
     assert!(!page.contains("replicas_real{"), "{page}");
 }
 

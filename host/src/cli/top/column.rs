@@ -4,6 +4,7 @@
 //! is not known shows as `-` and sorts below everything.
 
 use super::look::{Rates, Row};
+use crate::natural;
 use std::cmp::Ordering;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,7 +201,7 @@ impl Column {
 
     pub fn compare(self, a: &Row, b: &Row) -> Ordering {
         match self {
-            Column::Name => a.volume.name.cmp(&b.volume.name),
+            Column::Name => natural::compare(&a.volume.name, &b.volume.name),
             Column::Policy => a.volume.policy.cmp(&b.volume.policy),
             Column::State => a.volume.state.cmp(&b.volume.state),
             Column::Flags => a.volume.flags.cmp(&b.volume.flags),

@@ -6,6 +6,7 @@
 
 use super::column::Column;
 use super::look::{Look, Page, Rates, Row};
+use crate::natural;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -139,7 +140,7 @@ impl Top {
             } else {
                 order
             };
-            order.then_with(|| a.volume.name.cmp(&b.volume.name))
+            order.then_with(|| natural::compare(&a.volume.name, &b.volume.name))
         });
         rows
     }

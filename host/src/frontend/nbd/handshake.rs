@@ -9,7 +9,7 @@
 use super::proto::{self, Reader, answer, info, option};
 use super::rights::Rights;
 use super::transmission::Transmission;
-use super::{Closing, Config, Export, Exports, Step, Tls};
+use super::{BACKUP_SUFFIX, Closing, Config, Context, Export, Exports, Step, Tls};
 
 #[derive(Debug)]
 pub struct Handshake {
@@ -19,8 +19,8 @@ pub struct Handshake {
     held: Vec<u8>,
     no_zeroes: bool,
     structured: bool,
-    /// Name of the export for which the client has selected `base:allocation`.
-    allocation_of: Option<String>,
+    /// The export for which the client has selected contexts, and which.
+    selected: Option<(String, Vec<(Context, String)>)>,
     options_seen: u32,
     /// An option about an export that comes later.
     deferred: Option<(u32, Vec<u8>)>,
@@ -85,7 +85,7 @@ impl Handshake {
             held: Vec::new(),
             no_zeroes,
             structured: false,
-            allocation_of: None,
+            selected: None,
             options_seen: 0,
             deferred: None,
         }
@@ -126,11 +126,15 @@ impl Handshake {
 
     /// What follows once `export` is attached.
     pub fn transmission(&self, export: &Export, requests_max: u16) -> Transmission {
-        let allocation = self.allocation_of.as_deref() == Some(export.name.as_str());
-        Transmission::new(
-            Rights::new(export, self.structured, allocation),
-            requests_max,
-        )
+        let selected = self.selected.as_ref();
+        let selected = selected.filter(|(name, _)| *name == export.name);
+        // A bitmap that is not there any more was not selected, nor was one in its place.
+        let contexts = selected.map_or_else(Vec::new, |(_, selected)| {
+            let there = contexts_of(export).filter(|it| selected.contains(it));
+            there.map(|(context, _)| context).collect()
+        });
+        let rights = Rights::new(export, self.structured, contexts);
+        Transmission::new(rights, requests_max)
     }
 
     /// Collects the awaited message, or swallows the bytes of one that is skipped.
@@ -358,29 +362,41 @@ impl Handshake {
             return Err(NEEDS_STRUCTURED);
         }
         let (name, queries) = parse_queries(body).ok_or(MALFORMED)?;
-        view.find(name)?;
+        let export = view.find(name)?;
         // Without a query everything is listed; the bare namespace is a wildcard here.
-        let listed = queries.is_empty()
-            || queries.iter().any(|query| {
-                *query == proto::ALLOCATION_CONTEXT.as_bytes()
-                    || *query == proto::BASE_NAMESPACE.as_bytes()
-            });
-        Ok(contexts(option::LIST_META_CONTEXT, listed.then_some(0)))
+        let wildcards = [
+            proto::BASE_NAMESPACE,
+            proto::QEMU_NAMESPACE,
+            proto::BITMAP_CONTEXT,
+        ];
+        let asks = |query: &[u8], context: &str| {
+            let wildcard = wildcards.iter().find(|it| it.as_bytes() == query);
+            query == context.as_bytes() || wildcard.is_some_and(|it| context.starts_with(it))
+        };
+        let listed = contexts_of(&export).filter(|(_, context)| {
+            queries.is_empty() || queries.iter().any(|query| asks(query, context))
+        });
+        // In a list the numbers say nothing.
+        let listed = listed.map(|(_, context)| (0, context));
+        Ok(contexts(option::LIST_META_CONTEXT, listed))
     }
 
     fn set_contexts(&mut self, view: &View, body: &[u8]) -> Result<Vec<u8>, Refused> {
         // What was selected before is void even if this selection fails.
-        self.allocation_of = None;
+        self.selected = None;
         if !self.structured {
             return Err(NEEDS_STRUCTURED);
         }
         let (name, queries) = parse_queries(body).ok_or(MALFORMED)?;
         let export = view.find(name)?;
         // The bare namespace selects nothing here, and nor do contexts nobody knows.
-        let selected = queries.contains(&proto::ALLOCATION_CONTEXT.as_bytes());
-        self.allocation_of = selected.then_some(export.name);
-        let id = selected.then_some(proto::ALLOCATION_CONTEXT_ID);
-        Ok(contexts(option::SET_META_CONTEXT, id))
+        let found: Vec<(Context, String)> = contexts_of(&export)
+            .filter(|(_, context)| queries.contains(&context.as_bytes()))
+            .collect();
+        let ids = found.iter().map(|(it, context)| (it.id(), context.clone()));
+        let reply = contexts(option::SET_META_CONTEXT, ids);
+        self.selected = Some((export.name, found));
+        Ok(reply)
     }
 }
 
@@ -406,6 +422,7 @@ impl View<'_> {
         let name = std::str::from_utf8(name).map_err(|_| NAME_NOT_TEXT)?;
         match self.only {
             Some(only) if name.is_empty() || name == only => Ok(only),
+            Some(only) if name.strip_suffix(BACKUP_SUFFIX) == Some(only) => Ok(name),
             None if !name.is_empty() => Ok(name),
             _ => Err(UNKNOWN_EXPORT),
         }
@@ -422,7 +439,11 @@ impl View<'_> {
 
     fn list(&self) -> Vec<Export> {
         match self.only {
-            Some(only) => self.exports.find(only).into_iter().collect(),
+            Some(only) => {
+                let backup = format!("{only}{BACKUP_SUFFIX}");
+                let both = [only, &backup].map(|name| self.exports.find(name));
+                both.into_iter().flatten().collect()
+            }
             None => self.exports.list(),
         }
     }
@@ -468,11 +489,22 @@ fn list(view: &View, body: &[u8]) -> Result<Vec<u8>, Refused> {
     Ok(out)
 }
 
-/// The contexts found: there is only one, given by its id.
-fn contexts(option: u32, id: Option<u32>) -> Vec<u8> {
+/// The contexts of an export with their names.
+fn contexts_of(export: &Export) -> impl Iterator<Item = (Context, String)> + '_ {
+    let allocation = (Context::Allocation, proto::ALLOCATION_CONTEXT.to_owned());
+    let bitmaps = export.bitmaps.iter().enumerate();
+    let bitmaps = bitmaps.map(|(at, name)| {
+        let name = format!("{}{name}", proto::BITMAP_CONTEXT);
+        (Context::Bitmap(at), name)
+    });
+    std::iter::once(allocation).chain(bitmaps)
+}
+
+/// The contexts found, by their numbers.
+fn contexts(option: u32, found: impl Iterator<Item = (u32, String)>) -> Vec<u8> {
     let mut out = Vec::new();
-    if let Some(id) = id {
-        let parts = [&id.to_be_bytes()[..], proto::ALLOCATION_CONTEXT.as_bytes()];
+    for (id, name) in found {
+        let parts = [&id.to_be_bytes()[..], name.as_bytes()];
         proto::put_option_reply(&mut out, option, answer::META_CONTEXT, &parts);
     }
     proto::put_option_reply(&mut out, option, answer::ACK, &[]);

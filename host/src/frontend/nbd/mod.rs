@@ -29,7 +29,8 @@
 //!    send what these return without anything in between it and the payload that belongs to it.
 //!
 //! The protocol is the one of the NBD project's `doc/proto.md`, baseline and beyond: fixed
-//! newstyle, structured replies, `base:allocation`.
+//! newstyle, structured replies, `base:allocation`, and QEMU's `qemu:dirty-bitmap:NAME` of an
+//! export that has bitmaps.
 
 mod handshake;
 mod reply;
@@ -84,7 +85,29 @@ pub struct Export {
     pub write_zeroes: bool,
     /// Zeroing is quicker than writing zeroes; if not, requests that insist on it are refused.
     pub fast_zero: bool,
+    /// Names of bitmaps that say what has changed since some moment.
+    pub bitmaps: Vec<String>,
 }
+
+/// What is asked for by a block status request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Context {
+    Allocation,
+    /// A bitmap of the export, by its place there.
+    Bitmap(usize),
+}
+
+impl Context {
+    const fn id(self) -> u32 {
+        match self {
+            Context::Allocation => proto::ALLOCATION_CONTEXT_ID,
+            Context::Bitmap(at) => proto::BITMAP_CONTEXT_ID + at as u32,
+        }
+    }
+}
+
+/// Behind the name of a volume: the export of its image while that rests.
+pub const BACKUP_SUFFIX: &str = "@backup";
 
 /// The exports there are at this moment. They come and go while sessions run.
 pub trait Exports {
@@ -354,10 +377,25 @@ impl Session {
         }
     }
 
-    /// Answers a block status request by the extents from its offset on. Neighbours of one state
-    /// are joined, what exceeds the request is cut off. The ticket is used up.
+    /// Answers a block status request for allocation alone by the extents from its offset on.
+    /// Neighbours of one state are joined, what exceeds the request is cut off. The ticket is used
+    /// up.
     pub fn status_reply(&mut self, ticket: Ticket, extents: &[Extent]) -> Vec<u8> {
-        self.transmission().status_reply(ticket, extents)
+        let answers = [(Context::Allocation, extents)];
+        self.transmission().status_reply(ticket, &answers)
+    }
+
+    /// The contexts that the client has selected; a block status request is about all of them.
+    pub fn contexts(&self) -> &[Context] {
+        match &self.phase {
+            Phase::Handshake(_) => &[],
+            Phase::Transmission(transmission) => transmission.contexts(),
+        }
+    }
+
+    /// The same for all that were selected.
+    pub fn contexts_reply(&mut self, ticket: Ticket, answers: &[(Context, &[Extent])]) -> Vec<u8> {
+        self.transmission().status_reply(ticket, answers)
     }
 
     fn transmission(&mut self) -> &mut Transmission {

@@ -36,6 +36,9 @@ pub enum ExtentState {
     Zero,
     /// Not allocated; reads as zeroes.
     Hole,
+    /// Of a bitmap: may have changed, or has not.
+    Changed,
+    Same,
 }
 
 /// What a client is told about a request that failed.
@@ -121,7 +124,8 @@ impl Frame {
 impl ExtentState {
     pub(super) const fn flags(self) -> u32 {
         match self {
-            ExtentState::Data => 0,
+            ExtentState::Data | ExtentState::Same => 0,
+            ExtentState::Changed => proto::STATE_DIRTY,
             ExtentState::Zero => proto::STATE_ZERO,
             ExtentState::Hole => proto::STATE_HOLE | proto::STATE_ZERO,
         }

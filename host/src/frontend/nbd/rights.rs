@@ -6,7 +6,7 @@
 
 use super::proto::{self, RequestHead, command, command_flag};
 use super::reply::Error;
-use super::{Command, Export};
+use super::{Command, Context, Export};
 
 /// What this client may do with its export.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub struct Rights {
     write_zeroes: bool,
     fast_zero: bool,
     pub structured: bool,
-    allocation: bool,
+    pub contexts: Vec<Context>,
     pub revoked: bool,
 }
 
@@ -42,9 +42,9 @@ pub type Refused = (Error, &'static str);
 const PAYLOAD_TOO_LARGE: &str = "a request moves at most 32 MiB";
 
 impl Rights {
-    pub fn new(export: &Export, structured: bool, allocation: bool) -> Rights {
+    pub fn new(export: &Export, structured: bool, contexts: Vec<Context>) -> Rights {
         assert!(
-            structured || !allocation,
+            structured || contexts.is_empty(),
             "metadata contexts need structured replies"
         );
         Rights {
@@ -54,7 +54,7 @@ impl Rights {
             write_zeroes: export.write_zeroes,
             fast_zero: export.fast_zero,
             structured,
-            allocation,
+            contexts,
             revoked: false,
         }
     }
@@ -114,7 +114,7 @@ impl Rights {
                     "zeroing is no faster than writing here",
                 ))
             }
-            command::BLOCK_STATUS if !self.allocation => Err((
+            command::BLOCK_STATUS if self.contexts.is_empty() => Err((
                 Error::Invalid,
                 "no metadata context was selected for this export",
             )),

@@ -9,7 +9,7 @@
 use super::proto::{self, REQUEST_BYTES, RequestHead, chunk, command};
 use super::reply::{Chunk, Error, Extent, Frame, failure, join};
 use super::rights::{Kind, Refused, Rights};
-use super::{Closing, Command, Request, Step, Ticket};
+use super::{Closing, Command, Context, Request, Step, Ticket};
 
 #[derive(Debug)]
 pub struct Transmission {
@@ -324,18 +324,35 @@ impl Transmission {
         if one { 1 } else { proto::EXTENTS_MAX }
     }
 
-    pub fn status_reply(&mut self, ticket: Ticket, extents: &[Extent]) -> Vec<u8> {
+    pub fn contexts(&self) -> &[Context] {
+        &self.rights.contexts
+    }
+
+    /// One chunk for each context that was selected.
+    pub fn status_reply(&mut self, ticket: Ticket, answers: &[(Context, &[Extent])]) -> Vec<u8> {
+        let answered = answers.iter().map(|(context, _)| context);
+        assert!(
+            answered.eq(&self.rights.contexts),
+            "a client that selected contexts hears of each"
+        );
         let extents_max = self.extents_max(ticket);
         let waiting = self.finish(ticket);
-        let joined = join(extents, waiting.length, extents_max);
-        assert!(!joined.is_empty(), "a block status reply makes progress");
-        let length = 4 + 8 * joined.len() as u32;
-        let head = proto::chunk_head(chunk::DONE, chunk::BLOCK_STATUS, waiting.cookie, length);
-        let mut out = head.to_vec();
-        out.extend_from_slice(&proto::ALLOCATION_CONTEXT_ID.to_be_bytes());
-        for (length, state) in joined {
-            out.extend_from_slice(&length.to_be_bytes());
-            out.extend_from_slice(&state.flags().to_be_bytes());
+        let mut out = Vec::new();
+        for (at, (context, extents)) in answers.iter().enumerate() {
+            let joined = join(extents, waiting.length, extents_max);
+            assert!(!joined.is_empty(), "a block status reply makes progress");
+            let length = 4 + 8 * joined.len() as u32;
+            let flags = match at + 1 == answers.len() {
+                true => chunk::DONE,
+                false => 0,
+            };
+            let head = proto::chunk_head(flags, chunk::BLOCK_STATUS, waiting.cookie, length);
+            out.extend_from_slice(&head);
+            out.extend_from_slice(&context.id().to_be_bytes());
+            for (length, state) in joined {
+                out.extend_from_slice(&length.to_be_bytes());
+                out.extend_from_slice(&state.flags().to_be_bytes());
+            }
         }
         out
     }

@@ -659,6 +659,14 @@ fn range_event(
 }
 
 impl Guest {
+    /// What its requests under way change of a volume.
+    pub(in crate::shard) fn changes(&self, volume: VolumeId, into: &mut Vec<Span>) {
+        if self.volume == volume {
+            let tasks = self.tasks.iter().flatten();
+            into.extend(tasks.filter_map(|task| task.want.changes()));
+        }
+    }
+
     /// Takes what there is, within bounds, and `most` of it. True if there may be more.
     fn take(&mut self, batch: &mut vring::chain::Batch, mut most: usize) -> bool {
         let (Some(region), Some(rings)) = (&self.region, self.rings.as_mut()) else {

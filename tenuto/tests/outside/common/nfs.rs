@@ -109,7 +109,8 @@ const HOST_BYTES: u64 = 256 << 20;
 pub struct Shell(Vm);
 
 impl Shell {
-    fn start(machine: &Machine, dir: &Path, name: &str, more: &[String]) -> Shell {
+    /// Its disk is the image of that name.
+    pub fn start(machine: &Machine, dir: &Path, name: &str, more: &[String]) -> Shell {
         let shape = Shape {
             name: name.to_owned(),
             disks: vec![Disk::Image(dir.join(format!("{name}.disk")))],
@@ -120,6 +121,12 @@ impl Shell {
             incoming: None,
         };
         Shell(Vm::start_with(machine, dir, &shape, more))
+    }
+
+    /// What is typed before is lost.
+    pub fn wait_for_shell(&mut self) {
+        let ready = |vm: &Vm| !vm.said("ready").is_empty();
+        self.0.wait_for("its shell", ready);
     }
 
     /// Runs a line that must succeed; what it said.
@@ -194,10 +201,8 @@ impl Lan {
             host: start("host", &[host, more].concat()),
             exports: SocketAddr::from((address, 10809)),
         };
-        // What is typed before is lost.
         for shell in [&mut lan.server, &mut lan.host] {
-            let ready = |vm: &Vm| !vm.said("ready").is_empty();
-            shell.0.wait_for("its shell", ready);
+            shell.wait_for_shell();
         }
         lan.server.run("server");
         lan.host.run("host");

@@ -22,6 +22,7 @@ pub fn exports() -> Vec<Export> {
         trim: true,
         write_zeroes: true,
         fast_zero: true,
+        bitmaps: Vec::new(),
     };
     let fixed = Export {
         name: "gold".into(),
@@ -40,6 +41,7 @@ pub fn exports() -> Vec<Export> {
     let slow = Export {
         name: "slow".into(),
         fast_zero: false,
+        bitmaps: Vec::new(),
         ..plain.clone()
     };
     vec![plain, fixed, bare, slow]

@@ -12,27 +12,35 @@
 //! Always true: nobody waits for any of this; a block that was read back is delivered only with
 //! the checksum it was written with, and what fails that twice is forgotten and comes from the
 //! origin; the lines of a segment are dropped in the step that retires it. What a block in the tier
-//! loses its place for it loses its line for, in the same step ([`Core::forget_blocks`]), and a
+//! loses its place for it loses its line for, in the same step ([`Lines::forget_blocks`]), and a
 //! block that lost its place on its way to the device never becomes a line. A device that fails is
 //! left alone for a while.
 
-use super::Core;
 use super::layers::{Layers, is_base};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
-use crate::format::fill::{FillRecord, LINE_BLOCKS, RECORD_BLOCKS_MAX, Run};
+use crate::format::fill::{FillRecord, LINE_BLOCKS, RECORD_BLOCKS_MAX, Run, runs_max};
 use crate::format::footer::body_blocks;
 use crate::ghost::Ghost;
 use crate::lines::{LineIndex, LineRun};
 use crate::log::Log;
+use crate::map::{Content, ExtentMap};
 use crate::memory::Slice;
 use crate::outbox::{Cx, Pending};
 use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
+use crate::scratch::Scratch;
 use crate::slab::Slab;
-use crate::types::{BLOCK_BYTES, Geometry, SegmentIndex, SegmentSeq, Time, Uuid, VolumeId};
+use crate::types::{
+    BLOCK_BYTES, BLOCK_SECTORS, Geometry, SegmentIndex, SegmentSeq, Time, Uuid, VolumeId,
+};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::ops::Range;
 
+/// Footers of named layers on their way at once.
+const FOOTERS_MAX: u32 = 4;
+/// Of what the read tier remembers, one part of so many may come from one epoch.
+const EXPECTED_PART: u64 = 4;
 /// Records on their way at once.
 const BATCHES_MAX: u32 = 2;
 /// How long a block waits for others to make a larger write.
@@ -73,6 +81,21 @@ struct Batch {
     header: u32,
 }
 
+/// What was asked for in a segment that was given back, the first last.
+#[derive(Default)]
+pub struct Retired {
+    runs: Vec<LineRun>,
+    /// Blocks of it that may still be written again.
+    left: u32,
+}
+
+/// Blocks in a row that lie on the device from `base` on, and are to be read into the tier.
+pub struct Again {
+    pub layer: Layer,
+    pub blocks: Range<u64>,
+    pub base: u32,
+}
+
 /// A segment of clean blocks as recovery found it.
 pub struct FoundFill {
     pub index: u32,
@@ -85,7 +108,7 @@ pub struct Lines {
     index: LineIndex,
     /// Blocks of layers that a volume writes, read once and not kept.
     once: Ghost,
-    pub(super) layers: Layers,
+    pub layers: Layers,
     queue: VecDeque<Item>,
     queue_max: usize,
     oldest: Time,
@@ -248,12 +271,15 @@ impl Lines {
             self.index
                 .drop_range(number, first_block..first_block + blocks);
         } else {
-            self.forget(layer);
+            self.forget_layer(layer);
         }
     }
 
-    /// Nothing of a layer counts any more, on the device or on its way there.
-    fn forget(&mut self, layer: Layer) {
+    /// Nothing of a layer counts any more, on the device or on its way there, unless it is a base.
+    pub fn forget_layer(&mut self, layer: Layer) {
+        if is_base(layer) {
+            return;
+        }
         let Some(number) = self.layers.forget(layer) else {
             return;
         };
@@ -325,17 +351,22 @@ impl Lines {
     }
 }
 
-impl Core {
+impl Lines {
     /// Puts what recovery found into the index; oldest segments first.
-    pub fn adopt_fills(&mut self, found: Vec<FoundFill>) {
+    pub fn adopt(
+        &mut self,
+        log: &mut Log,
+        found: Vec<FoundFill>,
+        mut new_layer: impl FnMut() -> Layer,
+    ) {
         for fill in found {
             let index = SegmentIndex(fill.index);
-            let first = fill.index * self.log.geometry.segment_blocks() as u32;
-            self.log.adopt_fill(index, SegmentSeq(fill.seq), fill.sums);
+            let first = fill.index * log.geometry.segment_blocks() as u32;
+            log.adopt_fill(index, SegmentSeq(fill.seq), fill.sums);
             for run in fill.runs {
-                let layers = &mut self.lines.layers;
+                let layers = &mut self.layers;
                 let layer = match run.own {
-                    true => layers.found(run.layer, self.given.take_layer()),
+                    true => layers.found(run.layer, new_layer()),
                     false => layers.base(run.layer),
                 };
                 let number = layers.number_or_new(layer);
@@ -349,42 +380,44 @@ impl Core {
                     bitmap: run.bitmap,
                     base,
                 };
-                self.lines.index_full |= !self.lines.index.insert(run);
+                self.index_full |= !self.index.insert(run);
             }
         }
     }
 
     /// Blocks of a layer on the device, among so many entries of the index from `from` on, and
     /// whether there are more entries.
-    pub fn clean_runs(&self, layer: Layer, from: u32, entries: u32) -> (Vec<u64>, bool) {
-        match self.lines.layers.number(layer) {
-            Some(number) => self.lines.index.listed(number, from, entries),
+    pub fn listed(&self, layer: Layer, from: u32, entries: u32) -> (Vec<u64>, bool) {
+        match self.layers.number(layer) {
+            Some(number) => self.index.listed(number, from, entries),
             None => (Vec::new(), false),
         }
     }
 
-    /// Writes what waits, gives back what is needed otherwise. Cheap when there is nothing.
-    pub(super) fn pump_lines(&mut self, cx: &mut Cx<'_>) {
-        let lines = &mut self.lines;
-        lines.layers.sweep(&mut lines.index);
-        let excess = self.log.clean_excess();
-        let full = core::mem::take(&mut self.lines.index_full);
-        for _ in 0..excess.max(usize::from(full)).min(RETIRE_STEP) {
-            self.retire_segment(cx);
+    /// Sweeps a little, and tells how many segments are to be given back in this step.
+    pub fn sweep(&mut self, log: &Log) -> usize {
+        self.layers.sweep(&mut self.index);
+        let full = core::mem::take(&mut self.index_full);
+        log.clean_excess().max(usize::from(full)).min(RETIRE_STEP)
+    }
+
+    /// Writes what waits. Cheap when there is nothing.
+    pub fn write(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (ram, log, scratch): (&mut RamTier, &mut Log, &mut Scratch),
+        parking: bool,
+    ) {
+        if self.in_flight == 0 && log.fill_footer_due() {
+            self.write_footer(cx, log, scratch);
         }
-        if self.log.bury_retired() {
-            self.checkpoint.wanted = true;
-        }
-        if self.lines.in_flight == 0 && self.log.fill_footer_due() {
-            self.write_fill_footer(cx);
-        }
-        let parking = self.service.is_parking();
-        while self.lines.is_due(cx.now, parking, self.log.guests_wait()) {
-            self.lines.stuck = !self.write_batch(cx);
-            if self.lines.stuck {
-                let late = self.lines.oldest.plus_millis(STUCK_MS);
+        while self.is_due(cx.now, parking, log.guests_wait()) {
+            self.stuck = !self.write_batch(cx, (ram, log, scratch));
+            assert!(self.in_flight <= BATCHES_MAX, "what is due has room");
+            if self.stuck {
+                let late = self.oldest.plus_millis(STUCK_MS);
                 if cx.now >= late {
-                    self.release_queue();
+                    self.release_queue(ram);
                 }
                 return;
             }
@@ -393,76 +426,105 @@ impl Core {
 
     /// A layer was written: what the tier, the device and anybody on the way between them have of
     /// these blocks is stale.
-    pub(super) fn forget_blocks(&mut self, layer: Layer, first_block: u64, blocks: u64) {
-        self.ram.invalidate(layer, first_block, blocks);
-        self.lines.invalidate(layer, first_block, blocks);
+    pub fn forget_blocks(
+        &mut self,
+        ram: &mut RamTier,
+        layer: Layer,
+        first_block: u64,
+        blocks: u64,
+    ) {
+        ram.invalidate(layer, first_block, blocks);
+        self.invalidate(layer, first_block, blocks);
     }
 
-    /// The same for all of a volume's own layer, which nobody asks for by this name any more.
-    pub(super) fn forget_layer(&mut self, layer: Layer) {
-        if !is_base(layer) {
-            self.lines.forget(layer);
+    /// A volume's own layer becomes that of a base image. What is kept of it stays. Returns its new
+    /// name; `None` where it is forgotten, because that image has a layer.
+    pub fn promote(&mut self, ram: &mut RamTier, own: Layer, identity: Uuid) -> Option<Layer> {
+        let base = self.layers.promote(own, identity);
+        match base {
+            Some(base) => ram.rename(own, base),
+            None => self.forget_layer(own),
         }
+        base
     }
 
-    /// A volume's own layer becomes that of a base image. What is kept of it stays.
-    pub(super) fn promote_layer(&mut self, own: Layer, identity: Uuid) {
-        let Some(base) = self.lines.layers.promote(own, identity) else {
-            return self.forget_layer(own);
-        };
-        self.ram.rename(own, base);
-        for fill in self.reading.fills() {
-            fill.rename(own, base);
+    /// The origin has an epoch: what is kept clean of its blocks is stale. Whole blocks of data are
+    /// worth a place on the device as soon as they are read.
+    pub fn forget_destaged(&mut self, ram: &mut RamTier, layer: Layer, map: &ExtentMap) {
+        let mut expected = ram.blocks() / EXPECTED_PART;
+        for piece in map.pieces_from(0) {
+            let first = piece.span.sector / BLOCK_SECTORS;
+            self.forget_blocks(ram, layer, first, piece.span.blocks());
+            if !matches!(piece.content, Content::Data(_)) {
+                continue;
+            }
+            for block in piece.span.sector.div_ceil(BLOCK_SECTORS)..piece.span.end() / BLOCK_SECTORS
+            {
+                if expected == 0 {
+                    break;
+                }
+                expected -= 1;
+                ram.expect(Key { layer, block });
+            }
         }
     }
 
     /// A block of the tier is worth a place on the device.
-    pub(super) fn admit(&mut self, now: Time, key: Key, slot: u32, volume: Option<VolumeId>) {
-        let lines = &mut self.lines;
-        let off = lines.segments_max == 0 || lines.index.is_off() || now < lines.failed_until;
+    pub fn admit(
+        &mut self,
+        now: Time,
+        ram: &mut RamTier,
+        (key, slot): (Key, u32),
+        volume: Option<VolumeId>,
+    ) {
+        let off = self.segments_max == 0 || self.index.is_off() || now < self.failed_until;
         let beyond = key.block / LINE_BLOCKS > u64::from(u32::MAX);
-        if off || beyond || lines.queue.len() >= lines.queue_max {
+        if off || beyond || self.queue.len() >= self.queue_max {
             return;
         }
-        let Some(number) = lines.layers.number_or_new(key.layer) else {
+        let Some(number) = self.layers.number_or_new(key.layer) else {
             return;
         };
-        if lines.index.get(number, key.block).is_some() || !self.ram.pin(slot) {
+        if self.index.get(number, key.block).is_some() || !ram.pin(slot) {
             return;
         }
-        if lines.queue.is_empty() {
-            lines.oldest = now;
+        if self.queue.is_empty() {
+            self.oldest = now;
         }
-        lines.queue.push_back(Item {
+        self.queue.push_back(Item {
             slot,
             number,
             block: key.block,
             orphan: false,
             volume,
         });
-        assert!(lines.queue.len() <= lines.queue_max);
+        assert!(self.queue.len() <= self.queue_max);
     }
 
-    fn release_queue(&mut self) {
-        for item in self.lines.queue.drain(..) {
-            self.ram.unpin(item.slot);
+    fn release_queue(&mut self, ram: &mut RamTier) {
+        for item in self.queue.drain(..) {
+            ram.unpin(item.slot);
         }
     }
 
     /// Writes one record. False if there is no room for it.
-    fn write_batch(&mut self, cx: &mut Cx<'_>) -> bool {
-        let Some(room) = self.log.fill_room(self.lines.segments_max) else {
+    fn write_batch(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (ram, log, scratch): (&mut RamTier, &mut Log, &mut Scratch),
+    ) -> bool {
+        let Some(room) = log.fill_room(self.segments_max) else {
             return false;
         };
-        let Some(header) = self.scratch.take_block() else {
+        let Some(header) = scratch.take_block() else {
             return false;
         };
-        let items = self.take_good_items(room);
+        let items = self.take_good_items(ram, room);
         if items.is_empty() {
-            self.scratch.free_block(header);
+            scratch.free_block(header);
             return true;
         }
-        let place = self.scratch.block(header);
+        let place = scratch.block(header);
         let mut slices = alloc::vec![Slice {
             place,
             bytes: BLOCK_BYTES
@@ -476,13 +538,13 @@ impl Core {
         let sums: Vec<u32> = blocks
             .map(|slice| cx.memory.checksum(slice.place, BLOCK_BYTES))
             .collect();
-        let (numbers, mut runs) = self.lines.runs_for(&items);
+        let (numbers, mut runs) = self.runs_for(&items);
         assert!(
             runs.iter().map(Run::blocks).sum::<u32>() as usize == sums.len(),
             "each block of a run has its sum"
         );
-        let at = self.log.place_fill(&mut runs, &sums);
-        let first = at.segment.0 * self.log.geometry.segment_blocks() as u32;
+        let at = log.place_fill(&mut runs, &sums);
+        let first = at.segment.0 * log.geometry.segment_blocks() as u32;
         let record = FillRecord {
             life: at.life,
             block: at.block,
@@ -497,19 +559,19 @@ impl Core {
             base: first + run.slot,
         };
         let runs = record.runs.iter().zip(numbers).map(of_run).collect();
-        self.lines.counters.write_bytes += (1 + items.len() as u64) * BLOCK_BYTES;
-        let batch = self.lines.batches.insert(Batch {
+        self.counters.write_bytes += (1 + items.len() as u64) * BLOCK_BYTES;
+        let batch = self.batches.insert(Batch {
             items,
             runs,
             segment: at.segment,
             header,
         });
-        self.lines.in_flight += 1;
-        assert!(self.lines.in_flight <= BATCHES_MAX);
-        assert!(self.lines.batches.len() == self.lines.in_flight as usize);
-        self.lines.polite_at = cx.now.plus_millis(POLITE_MS);
-        self.lines.oldest = cx.now;
-        let offset = self.log.device_at(Log::block_addr(first + at.block));
+        self.in_flight += 1;
+        assert!(self.in_flight <= BATCHES_MAX);
+        assert!(self.batches.len() == self.in_flight as usize);
+        self.polite_at = cx.now.plus_millis(POLITE_MS);
+        self.oldest = cx.now;
+        let offset = log.device_at(Log::block_addr(first + at.block));
         let pending = Pending::FillBatch { batch };
         let (purpose, device) = (Purpose::Fill, Device::Cache);
         cx.transfer(pending, purpose, device, Op::Write, offset, slices);
@@ -517,84 +579,90 @@ impl Core {
     }
 
     /// The oldest blocks of the queue that are still worth writing.
-    fn take_good_items(&mut self, room: usize) -> Vec<Item> {
-        let mut items = self.lines.take_items(room);
+    fn take_good_items(&mut self, ram: &mut RamTier, room: usize) -> Vec<Item> {
+        let mut items = self.take_items(room);
         items.retain(|item| {
-            let good = !item.orphan && self.ram.is_good(item.slot);
+            let good = !item.orphan && ram.is_good(item.slot);
             if !good {
-                self.ram.unpin(item.slot);
+                ram.unpin(item.slot);
             }
             good
         });
         items
     }
 
-    pub(super) fn batch_done(&mut self, cx: &mut Cx<'_>, batch: u32, ok: bool) {
-        let batch = self.lines.batches.take(batch);
-        self.lines.in_flight -= 1;
-        assert!(self.lines.batches.len() == self.lines.in_flight as usize);
-        self.scratch.free_block(batch.header);
-        self.log.unpin(batch.segment);
+    /// A record is written. Returns by whose misses its blocks came.
+    pub fn batch_done(
+        &mut self,
+        now: Time,
+        (ram, log, scratch): (&mut RamTier, &mut Log, &mut Scratch),
+        batch: u32,
+        ok: bool,
+    ) -> Vec<VolumeId> {
+        let batch = self.batches.take(batch);
+        self.in_flight -= 1;
+        assert!(self.batches.len() == self.in_flight as usize);
+        scratch.free_block(batch.header);
+        log.unpin(batch.segment);
         let mut stale: Vec<(u16, u64)> = Vec::new();
-        let mut orphans: Vec<u16> = Vec::new();
+        let (mut orphans, mut askers): (Vec<u16>, Vec<VolumeId>) = (Vec::new(), Vec::new());
         for item in batch.items {
             if item.orphan && !has(Bug::KeepOrphans) {
                 mark(Mark::Orphan);
                 orphans.push(item.number);
-            } else if !self.ram.is_good(item.slot) && !has(Bug::KeepOvertakenBatch) {
+            } else if !ram.is_good(item.slot) && !has(Bug::KeepOvertakenBatch) {
                 mark(Mark::OvertakenBatch);
                 stale.push((item.number, item.block));
             }
-            self.ram.unpin(item.slot);
-            if let Some(volume) = item.volume.and_then(|id| self.find(id)) {
-                volume.counters.ssd_write_bytes += BLOCK_BYTES;
-            }
+            ram.unpin(item.slot);
+            askers.extend(item.volume);
         }
         if !ok {
-            self.lines.device_failed(cx.now);
+            self.device_failed(now);
             // Behind a header that is not there recovery finds nothing: the footer must tell.
-            self.log.seal_fill();
-            self.release_queue();
-        } else if self.log.is_clean(batch.segment) {
+            log.seal_fill();
+            self.release_queue(ram);
+        } else if log.is_clean(batch.segment) {
             for run in batch.runs {
                 if !orphans.contains(&run.layer) {
-                    self.lines.index_full |= !self.lines.index.insert(run);
+                    self.index_full |= !self.index.insert(run);
                 }
             }
             // Written, discarded or destaged meanwhile: nobody may find these.
             for (number, block) in stale {
-                self.lines.index.drop_block(number, block);
+                self.index.drop_block(number, block);
             }
         }
+        askers
     }
 
-    fn write_fill_footer(&mut self, cx: &mut Cx<'_>) {
-        let Some(piece) = self.scratch.take_piece() else {
+    fn write_footer(&mut self, cx: &mut Cx<'_>, log: &mut Log, scratch: &mut Scratch) {
+        let Some(piece) = scratch.take_piece() else {
             return;
         };
-        let Some((segment, bytes)) = self.log.take_fill_footer() else {
-            self.scratch.free_piece(piece);
+        let Some((segment, bytes)) = log.take_fill_footer() else {
+            scratch.free_piece(piece);
             return;
         };
-        self.put_fill_footer(cx, segment, piece, &bytes);
+        self.put_footer(cx, (log, scratch), (segment, piece), &bytes);
     }
 
-    pub(super) fn put_fill_footer(
+    fn put_footer(
         &mut self,
         cx: &mut Cx<'_>,
-        segment: SegmentIndex,
-        piece: u32,
+        (log, scratch): (&Log, &Scratch),
+        (segment, piece): (SegmentIndex, u32),
         bytes: &[u8],
     ) {
         assert!(
-            bytes.len() as u64 <= self.scratch.piece_bytes(),
+            bytes.len() as u64 <= scratch.piece_bytes(),
             "a footer fits its piece"
         );
-        let place = self.scratch.piece(piece);
+        let place = scratch.piece(piece);
         cx.memory.store(place, bytes);
         let bytes = bytes.len() as u64;
-        self.lines.footer_begins(bytes);
-        let at = self.log.device_at(self.log.footer_at(segment));
+        self.footer_begins(bytes);
+        let at = log.device_at(log.footer_at(segment));
         let pending = Pending::FillFooter { segment, piece };
         let slices = alloc::vec![Slice { place, bytes }];
         let (purpose, device) = (Purpose::Fill, Device::Cache);
@@ -602,58 +670,143 @@ impl Core {
     }
 
     /// A footer that could not be written is not missed: the records say the same.
-    pub(super) fn fill_footer_done(&mut self, segment: SegmentIndex, piece: u32, ok: bool) {
-        self.scratch.free_piece(piece);
-        self.log.unpin(segment);
-        self.lines.footer_ends(ok);
+    pub fn footer_done(
+        &mut self,
+        (log, scratch): (&mut Log, &mut Scratch),
+        segment: SegmentIndex,
+        piece: u32,
+        ok: bool,
+    ) {
+        scratch.free_piece(piece);
+        log.unpin(segment);
+        self.footer_ends(ok);
     }
 
     /// Gives the oldest clean segment back. Unless writes wait for it, what was asked for since it
-    /// was written is written again.
-    fn retire_segment(&mut self, cx: &mut Cx<'_>) {
-        let pressed = self.log.is_pressed();
-        let Some(segment) = self.log.retire_oldest() else {
-            return;
+    /// was written may be written again.
+    pub fn retire(&mut self, now: Time, log: &mut Log) -> Retired {
+        let pressed = log.is_pressed();
+        let Some(segment) = log.retire_oldest() else {
+            return Retired::default();
         };
         mark(Mark::Retired);
-        self.lines.counters.segments_retired += 1;
+        self.counters.segments_retired += 1;
         if has(Bug::KeepRetiredLines) {
-            return;
+            return Retired::default();
         }
-        let runs = self.lines.index.retire(segment);
-        let mut left = body_blocks(self.log.geometry) / REAPPEND_PART;
-        if pressed || cx.now < self.lines.failed_until {
-            return;
+        let runs = self.index.retire(segment);
+        if pressed || now < self.failed_until {
+            return Retired::default();
         }
-        for (run, _) in runs.into_iter().filter(|(_, hits)| *hits > 0) {
-            assert!(self.lines.queue.len() <= self.lines.queue_max);
-            let room = self.lines.queue_max - self.lines.queue.len();
-            if run.bitmap.count_ones() > left || room < LINE_BLOCKS as usize {
-                return;
-            }
-            left -= run.bitmap.count_ones();
-            self.reappend(cx, run);
+        let hot = runs.into_iter().filter(|(_, hits)| *hits > 0);
+        let mut runs: Vec<LineRun> = hot.map(|(run, _)| run).collect();
+        runs.reverse();
+        Retired {
+            runs,
+            left: body_blocks(log.geometry) / REAPPEND_PART,
         }
     }
 
-    fn reappend(&mut self, cx: &mut Cx<'_>, run: LineRun) {
-        let Some(layer) = self.lines.layers.layer(run.layer) else {
-            return;
+    /// Writes the next run of a segment that was given back again. Returns the blocks of it that
+    /// are to be read for that, and where they lie; `None` when there is no more to do.
+    pub fn reappend(
+        &mut self,
+        now: Time,
+        ram: &mut RamTier,
+        retired: &mut Retired,
+    ) -> Option<Vec<Again>> {
+        let run = retired.runs.pop()?;
+        assert!(self.queue.len() <= self.queue_max);
+        let room = self.queue_max - self.queue.len();
+        if run.bitmap.count_ones() > retired.left || room < LINE_BLOCKS as usize {
+            return None;
+        }
+        retired.left -= run.bitmap.count_ones();
+        let Some(layer) = self.layers.layer(run.layer) else {
+            return Some(Vec::new());
         };
         mark(Mark::Reappended);
-        self.lines.counters.reappended_blocks += u64::from(run.bitmap.count_ones());
+        self.counters.reappended_blocks += u64::from(run.bitmap.count_ones());
         let mut missing: Vec<(u64, u32)> = Vec::new();
         for (block, slot) in run.blocks() {
-            match self.ram.lookup(Key { layer, block }) {
-                Lookup::Hit(ram) => self.admit(cx.now, Key { layer, block }, ram, None),
+            match ram.lookup(Key { layer, block }) {
+                Lookup::Hit(tier) => self.admit(now, ram, (Key { layer, block }, tier), None),
                 Lookup::Filling(_) => {}
                 Lookup::Miss => missing.push((block, slot)),
             }
         }
-        for part in missing.chunk_by(|a, b| a.0 + 1 == b.0) {
-            let (block, base) = part[0];
-            self.read_again(cx, layer, block..block + part.len() as u64, base);
+        assert!(
+            missing.len() <= LINE_BLOCKS as usize,
+            "a run is of one line"
+        );
+        let parts = missing.chunk_by(|a, b| a.0 + 1 == b.0);
+        let again = parts.map(|part| Again {
+            layer,
+            blocks: part[0].0..part[0].0 + part.len() as u64,
+            base: part[0].1,
+        });
+        Some(again.collect())
+    }
+
+    /// Writes the footers anew of segments with blocks of named layers, or of what has become a
+    /// base. True when all are there.
+    pub fn write_names(
+        &mut self,
+        cx: &mut Cx<'_>,
+        (log, scratch): (&mut Log, &mut Scratch),
+        segments: &mut Vec<SegmentIndex>,
+    ) -> bool {
+        while self.footers < FOOTERS_MAX {
+            let Some(segment) = segments.pop() else {
+                return self.footers == 0;
+            };
+            let runs = self.named_runs(log.geometry, segment);
+            if !runs.iter().any(|run| run.own) && !self.has_promoted(segment) {
+                continue;
+            }
+            let Some(piece) = scratch.take_piece() else {
+                segments.push(segment);
+                return false;
+            };
+            match log.fill_footer_of(segment, runs) {
+                Some(bytes) => self.put_footer(cx, (log, scratch), (segment, piece), &bytes),
+                None => scratch.free_piece(piece),
+            }
+            assert!(self.footers <= FOOTERS_MAX);
         }
+        false
+    }
+
+    fn has_promoted(&self, segment: SegmentIndex) -> bool {
+        let mut runs = self.runs_of(segment).into_iter();
+        runs.any(|run| self.layers.was_promoted(run.layer))
+    }
+
+    /// What of a segment the next daemon can use, as its footer says it.
+    fn named_runs(&self, geometry: Geometry, segment: SegmentIndex) -> Vec<Run> {
+        let blocks = geometry.segment_blocks() as u32;
+        let first = segment.0 * blocks;
+        let runs = self.runs_of(segment).into_iter().filter_map(|run| {
+            assert!(run.base - first < blocks, "a run lies in its segment");
+            let (layer, own) = self.layers.named(run.layer)?;
+            Some(Run {
+                layer,
+                own,
+                line: u64::from(run.line),
+                slot: run.base - first,
+                bitmap: run.bitmap,
+            })
+        });
+        let mut runs: Vec<Run> = runs.collect();
+        // Runs that lost a block in the middle are two.
+        runs.sort_unstable_by_key(|run| (run.own, run.slot));
+        debug_assert!(
+            runs.is_sorted_by(|a, b| a.own != b.own || a.slot + a.blocks() <= b.slot),
+            "a block of a segment is of one run"
+        );
+        runs.truncate(runs_max(geometry));
+        runs.sort_unstable_by_key(|run| run.slot);
+        runs
     }
 }
 

@@ -1,0 +1,405 @@
+//! The kernel's own NBD driver: block devices of this host behind a server's socket.
+//!
+//! Owns the words of its netlink family, and the negotiation before a socket is given to it. Always
+//! true: a device has one connection. With several the kernel sends a request whose answer takes
+//! longer than its timeout once more over another one, while the first may still be carried out
+//! behind a newer write; with one and no timeout it sends it again only over a connection that took
+//! the place of a dead one, and then the server that had it is gone. Requests wait for that as long
+//! as it takes. The name of a device is its backend identifier, so the kernel itself knows whose it
+//! is. Deliberately absent: structured replies, which the driver does not know, and who connects
+//! again when a server is gone, which is the command's.
+
+use crate::nbd::{self, Reader, answer, export_flag, info, option};
+use crate::sys;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Before the name of a volume in a backend identifier; udev makes it a path below `/dev`.
+const BACKEND: &str = "tenuto/";
+/// What partition tables and boot loaders expect.
+const BLOCK_BYTES: u64 = 512;
+/// Ten years: a request waits for a server that comes back, however late. Who cannot wait detaches.
+const DEAD_CONNECTION_SECONDS: u64 = 10 * 365 * 86_400;
+/// How long the kernel waits before it looks whether the connection of a request was replaced.
+const LOOK_MILLIS: u32 = 5_000;
+/// How long a server may take for its part of the negotiation.
+const NEGOTIATION: Duration = Duration::from_secs(30);
+/// Infos about one export, and the longest one that is looked into.
+const REPLIES_MAX: u32 = 64;
+const REPLY_BYTES_MAX: u32 = 16 << 10;
+
+/// linux/netlink.h and linux/genetlink.h.
+const NLMSG_ERROR: u16 = 2;
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const GENL_ID_CTRL: u16 = 16;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+const HEAD_BYTES: usize = 16;
+const GENERIC_HEAD_BYTES: usize = 4;
+const REPLY_MAX: usize = 16 << 10;
+/// Messages that come back for one order: its answer and the end of it.
+const MESSAGES_MAX: usize = 16;
+
+/// linux/nbd-netlink.h.
+const CMD_CONNECT: u8 = 1;
+const CMD_DISCONNECT: u8 = 2;
+const CMD_RECONFIGURE: u8 = 3;
+const ATTR_INDEX: u16 = 1;
+const ATTR_SIZE_BYTES: u16 = 2;
+const ATTR_BLOCK_SIZE_BYTES: u16 = 3;
+const ATTR_TIMEOUT: u16 = 4;
+const ATTR_SERVER_FLAGS: u16 = 5;
+const ATTR_SOCKETS: u16 = 7;
+const ATTR_DEAD_CONN_TIMEOUT: u16 = 8;
+const ATTR_BACKEND_IDENTIFIER: u16 = 10;
+const SOCK_ITEM: u16 = 1;
+const SOCK_FD: u16 = 1;
+const NESTED: u16 = 1 << 15;
+
+/// A connection to an export, ready to be given to the kernel.
+pub struct Connection {
+    pub socket: UnixStream,
+    pub size_bytes: u64,
+    flags: u16,
+}
+
+impl Connection {
+    /// Attaches to an export.
+    pub fn open(socket: &Path, name: &str) -> io::Result<Connection> {
+        let mut socket = UnixStream::connect(socket)?;
+        socket.set_read_timeout(Some(NEGOTIATION))?;
+        socket.set_write_timeout(Some(NEGOTIATION))?;
+        let mut greeting = [0; nbd::GREETING.len()];
+        socket.read_exact(&mut greeting)?;
+        if greeting != nbd::GREETING {
+            return Err(wrong("is no NBD server"));
+        }
+        let flags = nbd::CLIENT_FIXED_NEWSTYLE | nbd::CLIENT_NO_ZEROES;
+        socket.write_all(&flags.to_be_bytes())?;
+        let mut body = (name.len() as u32).to_be_bytes().to_vec();
+        body.extend(name.as_bytes());
+        body.extend(0_u16.to_be_bytes());
+        socket.write_all(&nbd::option_request(option::GO, &body))?;
+        let (size_bytes, flags) = go(&mut socket)?;
+        // From here on it is the kernel that reads and writes.
+        socket.set_read_timeout(None)?;
+        socket.set_write_timeout(None)?;
+        Ok(Connection {
+            socket,
+            size_bytes,
+            flags,
+        })
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.flags & export_flag::READ_ONLY != 0
+    }
+}
+
+fn wrong(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+/// Reads the answers to GO: size and flags of the export.
+fn go(socket: &mut UnixStream) -> io::Result<(u64, u16)> {
+    let mut found = None;
+    for _ in 0..REPLIES_MAX {
+        let mut head = [0; nbd::OPTION_REPLY_HEAD_BYTES];
+        socket.read_exact(&mut head)?;
+        let mut reader = Reader::new(&head);
+        let words = (reader.u64(), reader.u32(), reader.u32(), reader.u32());
+        let (Some(magic), Some(of), Some(kind), Some(length)) = words else {
+            return Err(wrong("is no NBD server"));
+        };
+        if magic != nbd::OPTION_REPLY_MAGIC || of != option::GO || length > REPLY_BYTES_MAX {
+            return Err(wrong("is no NBD server"));
+        }
+        let mut body = vec![0; length as usize];
+        socket.read_exact(&mut body)?;
+        match kind {
+            answer::INFO => found = size_and_flags(&body).or(found),
+            answer::ACK => return found.ok_or_else(|| wrong("tells no size")),
+            _ if answer::is_error(kind) => {
+                let text = String::from_utf8_lossy(&body);
+                return Err(io::Error::other(match text.is_empty() {
+                    true => format!("the export is refused (error {kind:#x})"),
+                    false => text.into_owned(),
+                }));
+            }
+            _ => {}
+        }
+    }
+    Err(wrong("answers without an end"))
+}
+
+fn size_and_flags(body: &[u8]) -> Option<(u64, u16)> {
+    let mut reader = Reader::new(body);
+    match reader.u16()? {
+        info::EXPORT => Some((reader.u64()?, reader.u16()?)),
+        _ => None,
+    }
+}
+
+/// The driver of this kernel.
+pub struct Driver {
+    socket: File,
+    family: u16,
+}
+
+impl Driver {
+    /// `NotFound` where the kernel has no such driver.
+    pub fn open() -> io::Result<Driver> {
+        let mut driver = Driver {
+            socket: sys::generic_netlink()?,
+            family: GENL_ID_CTRL,
+        };
+        let name = attribute(CTRL_ATTR_FAMILY_NAME, b"nbd\0");
+        let replies = driver.ask(CTRL_CMD_GETFAMILY, &name)?;
+        let id = replies
+            .iter()
+            .find_map(|reply| found(reply, CTRL_ATTR_FAMILY_ID));
+        let id = id.and_then(|id| Some(u16::from_ne_bytes(id.get(..2)?.try_into().ok()?)));
+        driver.family = id.ok_or_else(|| wrong("the kernel's answer names no family"))?;
+        Ok(driver)
+    }
+
+    /// Makes a device that is in no use the one of a volume; which one the kernel chooses.
+    pub fn connect(&mut self, volume: &str, connection: &Connection) -> io::Result<Device> {
+        let mut body = described(volume, connection);
+        body.extend(attribute(ATTR_BLOCK_SIZE_BYTES, &BLOCK_BYTES.to_ne_bytes()));
+        // Without one a request is never taken from a connection that lives.
+        body.extend(attribute(ATTR_TIMEOUT, &0_u64.to_ne_bytes()));
+        let dead = DEAD_CONNECTION_SECONDS.to_ne_bytes();
+        body.extend(attribute(ATTR_DEAD_CONN_TIMEOUT, &dead));
+        let replies = self.ask(CMD_CONNECT, &body)?;
+        let index = replies.iter().find_map(|reply| found(reply, ATTR_INDEX));
+        let index =
+            index.and_then(|index| Some(u32::from_ne_bytes(index.get(..4)?.try_into().ok()?)));
+        let index = index.ok_or_else(|| wrong("the kernel's answer names no device"))?;
+        let device = Device { index };
+        // How soon requests of a dead connection are sent again; what it is by default is 30 s.
+        let looks = device.system().join("queue/io_timeout");
+        let _ = fs::write(looks, LOOK_MILLIS.to_string());
+        device.announce();
+        Ok(device)
+    }
+
+    /// Gives a device a connection in the place of one that is dead.
+    pub fn replace(&mut self, device: Device, volume: &str, by: &Connection) -> io::Result<()> {
+        let mut body = attribute(ATTR_INDEX, &device.index.to_ne_bytes());
+        body.extend(described(volume, by));
+        self.ask(CMD_RECONFIGURE, &body).map(drop)
+    }
+
+    pub fn disconnect(&mut self, device: Device) -> io::Result<()> {
+        let body = attribute(ATTR_INDEX, &device.index.to_ne_bytes());
+        self.ask(CMD_DISCONNECT, &body)?;
+        device.announce();
+        Ok(())
+    }
+
+    /// Sends an order and collects what comes back until the kernel says how it ended.
+    fn ask(&mut self, command: u8, body: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+        let mut message = Vec::new();
+        let bytes = HEAD_BYTES + GENERIC_HEAD_BYTES + body.len();
+        message.extend((bytes as u32).to_ne_bytes());
+        message.extend(self.family.to_ne_bytes());
+        message.extend((NLM_F_REQUEST | NLM_F_ACK).to_ne_bytes());
+        message.extend([0; 8]);
+        message.extend([command, 1, 0, 0]);
+        message.extend(body);
+        self.socket.write_all(&message)?;
+        let mut replies = Vec::new();
+        for _ in 0..MESSAGES_MAX {
+            let mut buffer = vec![0; REPLY_MAX];
+            let length = self.socket.read(&mut buffer)?;
+            let mut rest = &buffer[..length];
+            while let Some((kind, payload, next)) = message_of(rest) {
+                rest = next;
+                if kind != NLMSG_ERROR {
+                    let after = payload.get(GENERIC_HEAD_BYTES..).unwrap_or_default();
+                    replies.push(after.to_vec());
+                    continue;
+                }
+                let code = payload.get(..4).and_then(|code| code.try_into().ok());
+                return match code.map(i32::from_ne_bytes) {
+                    Some(0) => Ok(replies),
+                    Some(code) => Err(io::Error::from_raw_os_error(-code)),
+                    None => Err(wrong("the kernel's answer is cut off")),
+                };
+            }
+        }
+        Err(wrong("the kernel's answer has no end"))
+    }
+}
+
+/// What is said of a volume at every connection.
+fn described(volume: &str, connection: &Connection) -> Vec<u8> {
+    let descriptor = connection.socket.as_raw_fd() as u32;
+    let socket = attribute(SOCK_FD, &descriptor.to_ne_bytes());
+    let sockets = attribute(SOCK_ITEM | NESTED, &socket);
+    let mut body = attribute(ATTR_SIZE_BYTES, &connection.size_bytes.to_ne_bytes());
+    body.extend(attribute(
+        ATTR_SERVER_FLAGS,
+        &u64::from(connection.flags).to_ne_bytes(),
+    ));
+    body.extend(attribute(ATTR_SOCKETS | NESTED, &sockets));
+    let backend = format!("{BACKEND}{volume}\0");
+    body.extend(attribute(ATTR_BACKEND_IDENTIFIER, backend.as_bytes()));
+    body
+}
+
+/// One attribute, with what makes its end even.
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut bytes = ((4 + value.len()) as u16).to_ne_bytes().to_vec();
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+/// The value of an attribute.
+fn found(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    loop {
+        let length = u16::from_ne_bytes(attributes.get(..2)?.try_into().ok()?) as usize;
+        let this = u16::from_ne_bytes(attributes.get(2..4)?.try_into().ok()?);
+        let value = attributes.get(4..length)?;
+        if this & !NESTED == kind {
+            return Some(value);
+        }
+        attributes = attributes.get(length.next_multiple_of(4)..)?;
+    }
+}
+
+/// The first message: its type, what is in it, and what follows.
+fn message_of(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
+    let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
+    let payload = bytes.get(HEAD_BYTES..length)?;
+    let rest = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Some((kind, payload, rest))
+}
+
+/// A device of the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    index: u32,
+}
+
+impl Device {
+    /// The one of a volume.
+    pub fn of(volume: &str) -> Option<Device> {
+        let names = fs::read_dir("/sys/block").ok()?.flatten();
+        let indices = names.filter_map(|entry| {
+            let name = entry.file_name();
+            name.to_str()?.strip_prefix("nbd")?.parse().ok()
+        });
+        let mut devices = indices.map(|index| Device { index });
+        devices.find(|device| device.is_of(volume))
+    }
+
+    pub fn is_of(self, volume: &str) -> bool {
+        let backend = fs::read_to_string(self.system().join("backend"));
+        backend.is_ok_and(|text| text.trim_end().strip_prefix(BACKEND) == Some(volume))
+    }
+
+    pub fn path(self) -> PathBuf {
+        PathBuf::from(format!("/dev/nbd{}", self.index))
+    }
+
+    /// As the kernel has it now.
+    pub fn size_bytes(self) -> u64 {
+        let sectors = fs::read_to_string(self.system().join("size")).unwrap_or_default();
+        sectors.trim().parse::<u64>().unwrap_or(0) * 512
+    }
+
+    fn system(self) -> PathBuf {
+        PathBuf::from(format!("/sys/block/nbd{}", self.index))
+    }
+
+    /// What was said of it before, the kernel said before it had its name.
+    fn announce(self) {
+        let _ = fs::write(self.system().join("uevent"), "change");
+    }
+
+    /// Who stands on it, as another block device or by its number in `/proc/PID/fd`.
+    pub fn holders(self) -> Vec<String> {
+        let mut found = Vec::new();
+        let holders = fs::read_dir(self.system().join("holders"));
+        for entry in holders.into_iter().flatten().flatten() {
+            found.push(format!("/dev/{}", entry.file_name().to_string_lossy()));
+        }
+        let own = std::process::id();
+        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        for id in ids.filter(|id| *id != own) {
+            let open = fs::read_dir(format!("/proc/{id}/fd"));
+            let opens =
+                open.into_iter().flatten().flatten().any(|entry| {
+                    fs::read_link(entry.path()).is_ok_and(|place| self.is_place(&place))
+                });
+            if opens {
+                found.push(format!("process {id}"));
+            }
+        }
+        found
+    }
+
+    /// The device itself or one of its partitions.
+    fn is_place(self, place: &Path) -> bool {
+        let own = self.path().display().to_string();
+        let place = place.to_string_lossy();
+        let rest = place.strip_prefix(own.as_str());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_found_behind_each_other_and_never_beyond_the_end() {
+        let mut body = attribute(1, &7_u32.to_ne_bytes());
+        body.extend(attribute(2 | NESTED, b"abc"));
+        body.extend(attribute(3, b""));
+        assert_eq!(body.len() % 4, 0);
+        assert_eq!(found(&body, 1), Some(&7_u32.to_ne_bytes()[..]));
+        assert_eq!(found(&body, 2), Some(&b"abc"[..]));
+        assert_eq!(found(&body, 3), Some(&b""[..]));
+        assert_eq!(found(&body, 4), None);
+        for cut in 0..body.len() {
+            // Whatever is there is read, and nothing else.
+            let _ = found(&body[..cut], 3);
+        }
+        assert_eq!(found(&[0; 64], 1), None, "an attribute without a head");
+    }
+
+    #[test]
+    fn a_message_that_is_longer_than_what_came_is_none() {
+        let mut bytes = 20_u32.to_ne_bytes().to_vec();
+        bytes.extend(NLMSG_ERROR.to_ne_bytes());
+        bytes.resize(20, 0);
+        assert_eq!(
+            message_of(&bytes),
+            Some((NLMSG_ERROR, &[0; 4][..], &[][..]))
+        );
+        assert_eq!(message_of(&bytes[..19]), None);
+        assert_eq!(message_of(&[0; 16]), None);
+    }
+
+    #[test]
+    fn partitions_of_a_device_are_its_own_and_those_of_others_are_not() {
+        let device = Device { index: 1 };
+        assert!(device.is_place(Path::new("/dev/nbd1")));
+        assert!(device.is_place(Path::new("/dev/nbd1p2")));
+        assert!(!device.is_place(Path::new("/dev/nbd12")));
+        assert!(!device.is_place(Path::new("/dev/nbd1x")));
+    }
+}
