@@ -230,13 +230,14 @@ mod tests {
             1536,
             1 << 20,
             3 << 30,
-            5 << 40,
             600_000,
             61_000,
+            MILLIS_MAX,
         ] {
             assert_eq!(parse_size(&show_size(value)), Some(value));
             assert_eq!(parse_millis(&show_millis(value)), Some(value));
         }
+        assert_eq!(parse_size(&show_size(5 << 40)), Some(5 << 40));
         assert_eq!(show_size(64 << 30), "64GiB");
         assert_eq!(show_millis(600_000), "10m");
     }
