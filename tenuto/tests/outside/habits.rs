@@ -123,11 +123,8 @@ fn a_size_of_the_cache_that_no_cache_has_is_refused_with_the_largest_one() {
     let place = rig.dir.join("new").display().to_string();
     let said = rig.refused(&["cache", "create", &place, "--size", "9T"], EXIT_USAGE);
     assert!(said.contains("write at most 8TiB"), "{said}");
-    let said = rig.refused(
-        &["volume", "show", "x", "--qemu", "--memory", "9G9"],
-        EXIT_USAGE,
-    );
-    assert!(said.contains("--memory: \"9G9\" is not a size"), "{said}");
+    let said = rig.refused(&["cache", "create", &place, "--size", "9G9"], EXIT_USAGE);
+    assert!(said.contains("--size: \"9G9\" is not a size"), "{said}");
 }
 
 /// Fails when: names are ordered by their letters, or a line of the explanation grows.
@@ -257,7 +254,7 @@ fn a_cache_is_never_made_over_a_member_of_a_pool_or_what_only_blkid_knows() {
     };
     let said = refused(&pool);
     assert!(
-        said.contains("holds a ZFS member") && said.contains("--force"),
+        said.contains("holds a ZFS member") && said.contains("force it to lose that"),
         "{said}"
     );
     assert!(
