@@ -206,13 +206,14 @@ fn a_volume_without_the_export_that_is_asked_for_is_refused_by_name() {
     );
     let said = rig.refused(&["volume", "show", "rings", "--nbd"], EXIT_USAGE);
     assert!(said.contains("goes with --qemu or --libvirt"), "{said}");
-    for memory in ["0MiB", "1KiB", "much"] {
+    for (memory, right) in [
+        ("0MiB", "write the guest's memory as in 4GiB"),
+        ("1KiB", "write the guest's memory as in 4GiB"),
+        ("much", "\"much\" is not a size; write bytes or"),
+    ] {
         let asked = ["volume", "show", "rings", "--qemu", "--memory", memory];
         let said = rig.refused(&asked, EXIT_USAGE);
-        assert!(
-            said.contains("write the guest's memory as in 4GiB"),
-            "{said}"
-        );
+        assert!(said.contains(right), "{said}");
     }
     // What no file names, only the daemon can know.
     let said = rig.refused(&["volume", "show", "other", "--qemu"], EXIT_UNREACHABLE);

@@ -192,13 +192,10 @@ fn what_lies_where_the_cache_should_is_told() {
         said,
         "cache DIR/foreign: holds ext2, ext3 or ext4; name another file or device"
     );
-    rig.cache(Path::new(&rig.dir.join("cache")), "1000TiB", "");
+    rig.cache(Path::new(&rig.dir.join("cache")), "8TiB", "");
     let (_, said) = rig.try_serve().err().expect("it does not start");
     let said = plain(&rig, said.lines().last().expect("a line"));
-    let (start, end) = (
-        "cache DIR/cache: cannot allocate 1000 TiB (",
-        " are free): ",
-    );
+    let (start, end) = ("cache DIR/cache: cannot allocate 8 TiB (", " are free): ");
     assert!(said.starts_with(start) && said.contains(end), "{said}");
     assert!(!said.contains("(0 B are free"), "{said}");
     try_all(
@@ -305,7 +302,8 @@ fn wrong_orders_to_a_running_daemon_are_told() {
             (
                 &["volume", "add", "disk", &image],
                 EXIT_USAGE,
-                "volume disk: exists already; choose another name",
+                "volume disk: exists already; choose another name, or change it with `tenuto \
+                 volume set disk`",
             ),
             (
                 &["volume", "add", "more", &again, "format=raw"],
