@@ -13,8 +13,8 @@ use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES, Span};
 use alloc::vec::Vec;
 use hashbrown::HashTable;
 
-/// Blocks of the largest write that goes to the tier; larger ones are streams, which nobody reads
-/// back soon.
+/// Blocks of the largest write that goes to the tier; larger ones are streams, which are seldom
+/// read back soon.
 pub const KEPT_BLOCKS_MAX: u64 = 64;
 /// A block that is complete at once belongs to no fill.
 const NO_FILL: u32 = u32::MAX;
@@ -108,7 +108,7 @@ impl Key {
 
 impl RamTier {
     /// The origin has these bytes: whole blocks of them go to the tier. No other write touches
-    /// such a block, and nobody fills it, because both would overlap this one.
+    /// such a block, and no fill does, because both would overlap this one.
     pub fn keep_written(&mut self, memory: &mut dyn Memory, layer: Layer, span: Span, from: Place) {
         let first = span.sector.div_ceil(BLOCK_SECTORS);
         let end = span.end() / BLOCK_SECTORS;
@@ -118,7 +118,7 @@ impl RamTier {
         for block in first..end {
             let key = Key { layer, block };
             let found = self.lookup(key);
-            assert_eq!(found, Lookup::Miss, "nobody fills what is being written");
+            assert_eq!(found, Lookup::Miss, "what is being written is not filled");
             let from = from.plus((block * BLOCK_SECTORS - span.sector) * SECTOR_BYTES);
             if !self.bring(memory, key, from) {
                 return;

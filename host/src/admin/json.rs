@@ -166,6 +166,10 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
     if let Some(held) = held {
         document["effective_reason"] = json!(held.reason);
         document["dirty_bytes"] = json!(held.known_bytes(volume));
+        if volume.size_bytes == 0 {
+            // No ledger and no log tells it.
+            document["size_bytes"] = Value::Null;
+        }
         document["promise"] = match volume.state {
             State::Away => Value::Null,
             _ => json!("stopped, so that nothing more is lost; see `held`"),

@@ -424,6 +424,25 @@ fn parse_body(body: &str) -> Result<Map<String, Value>> {
         .map_err(|error| Error::usage(format!("body is no JSON object: {error}")))
 }
 
+/// Of orders that need none.
+fn optional_body(body: &str) -> Result<Map<String, Value>> {
+    match body.trim() {
+        "" => Ok(Map::new()),
+        body => parse_body(body),
+    }
+}
+
+/// The name that a snapshot or a checkpoint is to have.
+fn moment_of(document: &Map<String, Value>) -> Result<Option<&str>> {
+    match document.get("name") {
+        None => Ok(None),
+        Some(Value::String(name)) => Ok(Some(name)),
+        Some(_) => Err(Error::usage(
+            "name: is no text; write {\"name\": \"monday\"}",
+        )),
+    }
+}
+
 #[derive(Deserialize)]
 struct Removal {
     discard_dirty: Option<String>,
@@ -594,10 +613,7 @@ async fn rebase_volume(
 
 async fn merge_volume(State(admin): App, UrlPath(name): UrlPath<String>, body: String) -> Response {
     run(move || {
-        let document = match body.trim() {
-            "" => Map::new(),
-            body => parse_body(body)?,
-        };
+        let document = optional_body(&body)?;
         if let Some(key) = document.keys().find(|key| *key != "remove") {
             let message = format!("{key}: unknown key; there is remove");
             return Err(Error::usage(message));
@@ -621,19 +637,8 @@ async fn snapshot_volume(
     body: String,
 ) -> Response {
     run(move || {
-        let document = match body.trim() {
-            "" => Map::new(),
-            body => parse_body(body)?,
-        };
-        let snapshot = match document.get("name") {
-            None => None,
-            Some(Value::String(name)) => Some(name.as_str()),
-            Some(_) => {
-                return Err(Error::usage(
-                    "name: is no text; write {\"name\": \"monday\"}",
-                ));
-            }
-        };
+        let document = optional_body(&body)?;
+        let snapshot = moment_of(&document)?;
         let plain = match document.get("plain") {
             None => false,
             Some(Value::Bool(plain)) => *plain,
@@ -665,22 +670,11 @@ async fn add_checkpoint(
     body: String,
 ) -> Response {
     run(move || {
-        let document = match body.trim() {
-            "" => Map::new(),
-            body => parse_body(body)?,
-        };
+        let document = optional_body(&body)?;
         if let Some(key) = document.keys().find(|key| *key != "name") {
             return Err(Error::usage(format!("{key}: unknown key; there is name")));
         }
-        let checkpoint = match document.get("name") {
-            None => None,
-            Some(Value::String(name)) => Some(name.as_str()),
-            Some(_) => {
-                return Err(Error::usage(
-                    "name: is no text; write {\"name\": \"monday\"}",
-                ));
-            }
-        };
+        let checkpoint = moment_of(&document)?;
         told(&admin, "checkpoint", Some(&name), || {
             admin.checkpoint(&name, checkpoint)
         })

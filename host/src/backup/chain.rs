@@ -106,15 +106,7 @@ impl Chain {
 
     /// Goes on where an earlier daemon has ended. Nothing changes the volume before this returns.
     pub fn load(state_dir: &Path, place: Place, volume: &str, origin: Origin) -> io::Result<Chain> {
-        let mut chain = Chain {
-            directory: Chain::directory(state_dir, volume),
-            place,
-            volume: volume.to_owned(),
-            all: Vec::new(),
-            making: None,
-            origin,
-        };
-        chain.read_all()?;
+        let mut chain = Chain::read(state_dir, place, volume, origin)?;
         for at in 0..chain.all.len() {
             if let Err(reason) = chain.go_on(at)? {
                 chain.lose_one(at, reason)?;
@@ -140,16 +132,22 @@ impl Chain {
         volume: &str,
         reason: Reason,
     ) -> io::Result<Chain> {
+        let mut chain = Chain::read(state_dir, place, volume, Origin::default())?;
+        chain.lose(reason)?;
+        Ok(chain)
+    }
+
+    /// What an earlier daemon has left, as it is.
+    fn read(state_dir: &Path, place: Place, volume: &str, origin: Origin) -> io::Result<Chain> {
         let mut chain = Chain {
             directory: Chain::directory(state_dir, volume),
             place,
             volume: volume.to_owned(),
             all: Vec::new(),
             making: None,
-            origin: Origin::default(),
+            origin,
         };
         chain.read_all()?;
-        chain.lose(reason)?;
         Ok(chain)
     }
 

@@ -29,15 +29,13 @@ use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// Clients of one window. Each has a thread.
 pub const CLIENTS_MAX: usize = 64;
-/// How long a client is waited for that is just going, and how often it is looked.
+/// How long a client is waited for that is just going.
 const GOING_WAIT: Duration = Duration::from_secs(1);
-const LOOK: Duration = Duration::from_millis(20);
 
 /// The time in which the images of a volume and its group rest.
 #[derive(Debug, Default)]
@@ -46,6 +44,8 @@ pub struct Window {
     /// A lock, because clients come on the shard, go on their own threads, and are cut off by an
     /// administrator; it is held for moments.
     clients: Mutex<Clients>,
+    /// One of them has left.
+    left: Condvar,
     /// A client that can take its data in one piece only has it alone, so that memory is bounded.
     pub(self) large: Mutex<()>,
 }
@@ -93,10 +93,11 @@ impl Window {
 
     /// Waits a moment for clients that have ended, and whose threads do not know yet.
     pub fn wait_for_ends(&self) {
-        let start = Instant::now();
-        while !self.clients().sockets.is_empty() && start.elapsed() < GOING_WAIT {
-            thread::sleep(LOOK);
-        }
+        let some = |clients: &mut Clients| !clients.sockets.is_empty();
+        let waited = self
+            .left
+            .wait_timeout_while(self.clients(), GOING_WAIT, some);
+        drop(waited.expect("no holder of this lock panics"));
     }
 
     /// Clients that read one of the volumes.
@@ -122,6 +123,7 @@ impl Window {
 
     fn leave(&self, number: u64) {
         self.clients().sockets.remove(&number);
+        self.left.notify_all();
     }
 }
 

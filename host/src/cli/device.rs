@@ -147,7 +147,7 @@ fn stay(context: &Context, name: &str) -> Result<()> {
     watch(&mut driver, &wanted, device, Some(connection))
 }
 
-/// One line, because who reads it waits for its end; nobody may read it any more later.
+/// One line, because its reader waits for the end of it; later there may be no reader.
 fn say(context: &Context, name: &str, device: Device) -> Result<()> {
     let document = shown(name, device, true);
     match context.common.json {

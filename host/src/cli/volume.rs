@@ -274,7 +274,7 @@ pub fn list_text(output: &Output, volumes: &[Value]) -> String {
                 text(&volume["name"]),
                 text(&volume["effective_policy"]),
                 output.state(state_text(volume)),
-                human_bytes(number(&volume["size_bytes"])),
+                bytes(&volume["size_bytes"]),
                 dirty_bytes(volume),
                 oldest(volume),
                 overlay_bytes(volume),

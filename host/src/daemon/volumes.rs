@@ -259,7 +259,7 @@ impl Daemon {
 
     /// Joins a volume that only has to be destaged. One that cannot be opened stays in the log.
     pub(super) fn adopt(&self, settings: VolumeSettings) {
-        // Nobody asks for an increment of it.
+        // No increment of it is asked for.
         self.backups.forget(&settings.name);
         let name = settings.name.clone();
         let joining = Joining {

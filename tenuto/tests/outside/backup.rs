@@ -581,7 +581,7 @@ fn a_backup_cannot_be_written_and_names_nothing_but_itself() {
     assert_ne!(client.try_read(BYTES - 512, &mut [0; 1024]), Ok(()));
     assert_eq!(client.read(BYTES - 512, 512), [0; 512]);
     client.disconnect();
-    wait_until("nobody reads", PATIENCE, || {
+    wait_until("no client reads", PATIENCE, || {
         rig.tenuto(&["volume", "resume", "disk"]).status.success()
     });
     daemon.stop();

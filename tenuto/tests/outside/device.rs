@@ -174,7 +174,7 @@ fn what_a_block_device_lacks_is_told() {
             assert!(said.contains("only root makes block devices"), "{said}");
         }
     }
-    let said = rig.refused(&["volume", "device", "nobody"], EXIT_FAILED);
+    let said = rig.refused(&["volume", "device", "none"], EXIT_FAILED);
     assert!(said.contains("no such volume"), "{said}");
     rig.done(&["volume", "set", "disk", "export=vhost-user"]);
     let said = rig.refused(&["volume", "device", "disk"], EXIT_USAGE);

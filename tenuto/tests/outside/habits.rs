@@ -189,7 +189,7 @@ fn what_is_made_answers_201_and_what_conflicts_answers_409() {
         let (status, _, document) = ask_whole(&rig, "POST", "/v1/volumes", body);
         assert_eq!(status, wanted, "{body}: {document}");
     }
-    let (status, _, document) = ask_whole(&rig, "GET", "/v1/volumes/nobody", "");
+    let (status, _, document) = ask_whole(&rig, "GET", "/v1/volumes/none", "");
     assert_eq!(status, 404, "{document}");
     daemon.stop();
 }

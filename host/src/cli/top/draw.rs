@@ -381,7 +381,9 @@ fn facts(top: &Top, row: &Row) -> Vec<Line<'static>> {
         Line::raw(format!("origin   {}", text(&document["origin"]["path"]))),
         Line::raw(format!(
             "size {}  dirty {dirty_bytes}{dirty}  clients {}  flags {}",
-            human_bytes(number(&document["size_bytes"])),
+            document["size_bytes"]
+                .as_u64()
+                .map_or("?".into(), human_bytes),
             volume.clients,
             if volume.flags.is_empty() {
                 "-"
