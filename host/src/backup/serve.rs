@@ -217,3 +217,50 @@ impl Window {
         self.large.lock().expect("no holder of this lock panics")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backup::source::Source;
+    use crate::frontend::nbd::{Config, Tls};
+    use crate::origin::chain::Link;
+    use crate::target::{How, Target};
+
+    /// Its connection may live for a moment longer than the window.
+    #[test]
+    fn what_is_read_after_the_end_of_a_window_is_not_told() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("image");
+        std::fs::write(&path, [7; 4096]).expect("written");
+        let target = Target::open(&path, How::default()).expect("opened");
+        let link = Link {
+            path,
+            target: Arc::new(target),
+            format: image::Format::Raw,
+        };
+        let source = Source::Image(vec![link]);
+        let none = Config {
+            only: None,
+            requests_max: 1,
+            tls: Tls::Absent,
+        };
+        let mut client = Client {
+            stream: UnixStream::pair().expect("two sockets").0,
+            session: Session::new(none),
+            reader: source.open().expect("opened"),
+            backup: Arc::new(Backup {
+                volume: "a".into(),
+                size_bytes: 4096,
+                source,
+                bitmaps: Vec::new(),
+                window: Arc::default(),
+            }),
+            contexts: Vec::new(),
+        };
+        let mut bytes = [0; 512];
+        assert!(client.read_piece(0, &mut bytes).is_ok() && bytes == [7; 512]);
+        client.backup.window.cut();
+        let read = client.read_piece(0, &mut bytes);
+        assert!(matches!(read, Err(Error::Shutdown)));
+    }
+}

@@ -2,6 +2,8 @@
 
 use super::control::{Attach, Export, HostSnapshot, ListenerScope};
 use super::{Decide, Parts};
+use crate::backup::bitmap::GRAIN_BYTES;
+use crate::backup::live;
 use crate::buffer::{Arena, BufferPool, HostMemory, POOL_BYTES_DEFAULT};
 use crate::files::Files;
 use crate::lock::Patience;
@@ -331,7 +333,7 @@ pub(super) struct House {
     socket: PathBuf,
     pub volume: VolumeId,
     pub peers: Arc<Mutex<Peers>>,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 fn house(name: &str, san: Option<Params>) -> House {
@@ -399,7 +401,7 @@ pub(super) fn house_with(name: &str, san: Option<Params>, counts: Vec<PeerId>) -
         socket,
         volume,
         peers,
-        _dir: dir,
+        dir,
     }
 }
 
@@ -692,6 +694,31 @@ fn waiting_writes_of_a_client_that_dies_are_dropped_and_its_number_comes_back() 
     drop(client);
     house.until("it is gone", |all| all.host.connections == 0);
     assert_eq!(house.handle.clients(house.volume), Ok(0));
+    house.close();
+}
+
+/// They may get their place in the order of writes after the cut at which the bitmap begins.
+#[test]
+fn a_bitmap_has_the_writes_that_are_under_way_as_it_comes() {
+    let house = house("held", None);
+    let mut client = Client::connect(&house, "held");
+    client.send(WRITE, 3 * GRAIN_BYTES, 4096, &[1; 4096]);
+    house.until("a write waits", |all| all.host.requests_in_flight == 1);
+    let place = live::Place {
+        stage_dir: house.dir.path().to_owned(),
+        cache: Uuid::NIL,
+        boot: Uuid::NIL,
+    };
+    let made = live::Live::create(&place, "held", Uuid([1; 16]), SIZE);
+    let live = Arc::new(made.expect("a bitmap"));
+    let tracked = house.handle.track(house.volume, vec![live.clone()]);
+    tracked.expect("it runs");
+    client.send(WRITE, 5 * GRAIN_BYTES, 4096, &[1; 4096]);
+    house.until("both wait", |all| all.host.requests_in_flight == 2);
+    let changed = live.bitmap();
+    let changed: Vec<u64> = (0..8).filter(|grain| changed.is_changed(*grain)).collect();
+    assert_eq!(changed, [3, 5]);
+    drop(client);
     house.close();
 }
 
