@@ -16,6 +16,8 @@ rules::list! {
     Bug {
         /// 8: a flush is answered before the peers that count have what it covers.
         AcknowledgeBeforePeers,
+        /// 8: a flush that is to be answered at the origin is answered before.
+        AnswerBeforeOrigin,
         /// 8: a destage begins with writes that a peer lacks.
         DestagePastPeers,
         /// 8: a peer counts before it has what flushes were answered for.
@@ -316,6 +318,8 @@ rules::list! {
     Mark {
         /// A flush is durable here, and waits for a peer.
         WaitedForPeer,
+        /// A flush is durable here, and waits for the origin.
+        WaitedForOrigin,
         /// A destage waits until a peer has what it begins with.
         DestageWaitedForPeer,
         /// Too much is queued for a peer: it gets epochs again.

@@ -203,6 +203,9 @@ pub enum Command {
         peer: PeerId,
         counts: bool,
     },
+    /// From now on a flush is answered when the origin has what it covers, beside what it needs
+    /// else; `on: false`: no more. Holds until the volume is detached.
+    AnswerAtOrigin { volume: VolumeId, on: bool },
     /// Looks whether the image of a volume is still the one that it knows, under its path. A volume
     /// whose image does not fit is held until it does; then the reply is [`Refusal::Held`].
     Look { volume: VolumeId },

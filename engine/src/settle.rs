@@ -12,7 +12,7 @@
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Stat};
 use crate::format::journal::{self, Journal, JournalEntry, payload_at};
-use crate::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, LOSS_ACCEPTED, Ledger, Progress};
+use crate::format::ledger::{LEDGER_BYTES, LEDGER_SLOTS, Ledger, Progress};
 use crate::format::record::EntryKind;
 use crate::image::{Finding, Image, Named, compare};
 use crate::media::Media;
@@ -93,15 +93,7 @@ impl Settled {
         let Some(ledger) = &mut self.ledger else {
             return;
         };
-        if ledger.dirty {
-            ledger.compatible |= LOSS_ACCEPTED;
-            self.loss_accepted = true;
-        }
-        ledger.dirty = false;
-        if let Progress::Cut(upto) = ledger.progress {
-            ledger.destaged = ledger.destaged.max(upto);
-            ledger.progress = Progress::Idle;
-        }
+        self.loss_accepted |= ledger.accept_loss();
     }
 }
 

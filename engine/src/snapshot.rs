@@ -282,6 +282,8 @@ pub struct CopySnapshot {
     /// What its owner may send; none of a volume of this host.
     pub credit: Option<Credit>,
     pub peers: Vec<PeerSnapshot>,
+    /// Flushes are answered when the origin has what they cover.
+    pub at_origin: bool,
 }
 
 /// What is told of a peer that a volume is replicated to.

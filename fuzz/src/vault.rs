@@ -79,6 +79,7 @@ fn record(source: &mut Source<'_>) -> Record {
         given: 0,
         wanted: source.byte() % 8,
         degraded: None,
+        at_origin: false,
         members: Vec::new(),
     };
     if source.flag() {

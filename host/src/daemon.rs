@@ -31,18 +31,19 @@ mod watch;
 use crate::fault::FileId;
 use crate::limit::GuestLimit;
 use crate::origin::{Format, Place};
-use crate::shard::control::{CommandError, Handle, ListenerScope, Stopped};
+use crate::shard::control::{CommandError, Handle, ListenerScope, Needs, Stopped};
 use crate::stage::Stage;
 use crate::target::Target;
 use crate::tls::SecureListener;
 use crate::tls::certificates::{Settings as TlsSettings, Unfit};
 use crate::unit::Units;
+use crate::unit::copies::{OnDegraded, Wanted};
 use backup::Backups;
 pub use backup::CheckpointShown;
 use engine::engine::Report;
 use engine::event::{Admission, Device, ResetOn, Share};
 use engine::flow::FlowLimits;
-use engine::types::{DestageMode, PeerId, Policy, Uuid};
+use engine::types::{DestageMode, Policy, Uuid};
 pub use hold::{Held, Hold, Why};
 use images::Looks;
 use lookout::Lookout;
@@ -111,6 +112,7 @@ pub struct VolumeSettings {
     pub write_cache: bool,
     /// Copies of its dirty data on other hosts.
     pub replicas: u8,
+    pub on_degraded: OnDegraded,
     pub destage: DestageMode,
     /// `None` = never.
     pub destage_after: Option<Duration>,
@@ -148,8 +150,7 @@ pub struct VolumeSettings {
     pub epoch: Option<Epoch>,
     /// Another host may still write its image, so it is served from the log alone.
     pub unproved: bool,
-    /// Peers that its flushes need from the first one on.
-    pub counts: Vec<PeerId>,
+    pub needs: Needs,
 }
 
 impl VolumeSettings {
@@ -162,6 +163,14 @@ impl VolumeSettings {
             .map_or(self.origin.starts_with("/dev"), |meta| !meta.is_file());
         let written = !self.read_only && self.policy != Policy::Ephemeral;
         written && file && !device
+    }
+
+    /// The copies on other hosts that it is to have.
+    pub fn copies(&self) -> Wanted {
+        Wanted {
+            replicas: self.replicas,
+            on_degraded: self.on_degraded,
+        }
     }
 }
 

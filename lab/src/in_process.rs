@@ -202,6 +202,7 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         shared: false,
         write_cache: true,
         replicas: 0,
+        on_degraded: Default::default(),
         destage: DestageMode::Atomic,
         destage_after: Some(Duration::from_secs(24 * 3600)),
         journal_dir: None,
@@ -223,7 +224,7 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         san: None,
         epoch: None,
         unproved: false,
-        counts: Vec::new(),
+        needs: Default::default(),
     }
 }
 

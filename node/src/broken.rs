@@ -33,6 +33,8 @@ pub enum Rule {
     ReleaseIsOfThisOwner,
     /// C14, correction 9: a unit is given away with all that was written, flushed or not.
     GivenHasAll,
+    /// Correction 8: the origin has each acknowledged flush before a record says so.
+    OriginHasFlushes,
 }
 
 #[cfg(not(test))]

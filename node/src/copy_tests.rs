@@ -31,6 +31,7 @@ fn record(number: u64, owner: u8) -> Box<Record> {
         given: 1,
         wanted: 1,
         degraded: None,
+        at_origin: false,
         members: vec![member()],
     })
 }

@@ -663,6 +663,7 @@ mod tests {
             given: 0,
             wanted: 1,
             degraded: None,
+            at_origin: false,
             members: vec![],
         })
     }

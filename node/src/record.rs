@@ -9,7 +9,8 @@
 //! the origin. A record without members (p = 0) has the bytes that it had before there were any.
 //!
 //! Always true: a record with members, or with a drainer that is not the owner, has an incompatible
-//! bit, so a program that does not know copies refuses it; a host is named once among the members,
+//! bit, so a program that does not know copies refuses it, and one whose flushes are at the origin
+//! has another one; a host is named once among the members,
 //! with its cache, because a wiped cache is not the member (C11); parsing checks everything before
 //! it returns anything, and never panics on foreign bytes; reserved bytes are zero. Deliberately
 //! absent: where a record lies and how it comes to be; see [`crate::vault`].
@@ -29,6 +30,8 @@ pub const HOST_NAME_BYTES_MAX: usize = 64;
 pub const MEMBERS_MAX: usize = 8;
 /// Of records: members, or a drainer that is not the owner.
 const WITH_MEMBERS: u64 = 1;
+/// Of records: a program that did not know it could acknowledge what the origin lacks.
+const AT_ORIGIN: u64 = 2;
 /// Longest place of a vault.
 pub const VAULT_BYTES_MAX: usize = 1024;
 
@@ -119,6 +122,8 @@ pub struct Record {
     /// Copies on other hosts that are wanted: p.
     pub wanted: u8,
     pub degraded: Option<Degraded>,
+    /// The origin has every flush that was acknowledged, because copies are missing.
+    pub at_origin: bool,
     /// Each has every flush that was acknowledged. Empty: the owner's cache is the only one.
     pub members: Vec<Member>,
 }
@@ -144,6 +149,13 @@ impl Record {
         !self.members.is_empty() || self.drainer.is_some() || self.wanted > 0 || self.given > 0
     }
 
+    /// What a program has to know that reads it.
+    fn incompatible(&self) -> u64 {
+        let members = if self.has_members() { WITH_MEMBERS } else { 0 };
+        let origin = if self.at_origin { AT_ORIGIN } else { 0 };
+        members | origin
+    }
+
     /// Its fields fit together.
     fn check(&self) -> Result<(), FormatError> {
         let hosts = |at: usize| self.members[..at].iter().map(|member| member.host);
@@ -154,6 +166,9 @@ impl Record {
         let alone = self.members.is_empty() && self.drainer.is_none() && self.given == 0;
         if self.owner.is_none() && !alone {
             return Err(FormatError::Field("owners"));
+        }
+        if self.at_origin && (self.owner.is_none() || self.degraded.is_none()) {
+            return Err(FormatError::Field("at origin"));
         }
         if self.given > self.number {
             return Err(FormatError::Field("given"));
@@ -271,7 +286,7 @@ impl Record {
         }
         let head = RecordBytes {
             prefix: Prefix::new(Kind::VaultRecord),
-            incompatible: U64::new(if self.has_members() { WITH_MEMBERS } else { 0 }),
+            incompatible: U64::new(self.incompatible()),
             cluster: self.cluster.0,
             unit: self.unit.0,
             number: U64::new(self.number),
@@ -308,7 +323,7 @@ impl Record {
         zeroes(rest)?;
         zeroes(&head.reserved)?;
         let incompatible = head.incompatible.get();
-        if incompatible & !WITH_MEMBERS != 0 {
+        if incompatible & !(WITH_MEMBERS | AT_ORIGIN) != 0 {
             return Err(FormatError::Incompatible(incompatible));
         }
         if head.flags.get() != 0 {
@@ -335,10 +350,11 @@ impl Record {
             given: head.given.get(),
             wanted: head.wanted,
             degraded: Degraded::parse(head.degraded)?,
+            at_origin: incompatible & AT_ORIGIN != 0,
             members: take_members(head)?,
         };
         record.check()?;
-        if record.has_members() != (incompatible != 0) {
+        if record.incompatible() != incompatible {
             return Err(FormatError::Field("incompatible"));
         }
         match record.degraded.is_none() || record.has_members() {
@@ -457,6 +473,7 @@ mod tests {
             given: 0,
             wanted: 0,
             degraded: None,
+            at_origin: false,
             members: Vec::new(),
         }
     }
@@ -472,6 +489,7 @@ mod tests {
             given: 6,
             wanted: 7,
             degraded: Some(Degraded::TakenOver),
+            at_origin: false,
             members: (0..MEMBERS_MAX).map(member).collect(),
             ..record()
         }
@@ -486,6 +504,10 @@ mod tests {
                 ..record()
             },
             with_members(),
+            Record {
+                at_origin: true,
+                ..with_members()
+            },
             Record {
                 members: with_members().members[..2].to_vec(),
                 drainer: None,
@@ -528,7 +550,8 @@ mod tests {
             (270, 9),
             (272, 8),
             (16, 0),
-            (16, 3),
+            (16, 4),
+            (16, 2),
         ] {
             let mut bytes = with_members().encode();
             bytes[at] = value;

@@ -13,7 +13,11 @@ fn hash(world: &World) -> u64 {
 /// What a test does before it searches: each step by the begin of its name, with all messages.
 fn walk(bounds: Bounds, steps: &[&str]) -> World {
     leave_out(None);
-    steps.iter().fold(World::new(), |world, step| {
+    steps.iter().fold(World::new(), |mut world, step| {
+        if *step == "0 is set" {
+            world.tell(0, Told::Set(set::Event::AtOrigin(true)));
+            return world;
+        }
         let next = world.next(bounds);
         let names: Vec<String> = next.iter().map(|(name, _)| name.clone()).collect();
         let mut next = next.into_iter().filter(|(name, _)| name.starts_with(step));
@@ -71,6 +75,7 @@ const BOUNDS: Bounds = Bounds {
     proofs: 0,
     gives: 0,
     lags: false,
+    origin: false,
 };
 
 /// Without crashes, and with one change more.
@@ -87,6 +92,15 @@ fn most(default: usize) -> usize {
 
 /// The first host goes on alone: the second one was left out.
 const ALONE: [&str; 4] = [
+    "1 is unfit for 0",
+    "0 links 2",
+    "link 2 arrives",
+    "0 hears how 2 was decided",
+];
+
+/// So too, and flushes are answered by what the origin has from then on.
+const AT_ORIGIN: [&str; 5] = [
+    "0 is set",
     "1 is unfit for 0",
     "0 links 2",
     "link 2 arrives",
@@ -123,6 +137,10 @@ fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
     };
     let proved = Bounds { proofs: 1, ..again };
     let gives = Bounds { gives: 2, ..lags };
+    let origin = Bounds {
+        origin: true,
+        ..learns
+    };
     let fenced = [&TAKEN[..], &["0 crashes", "2 has proof", "2 has prepared"]].concat();
     for (name, bounds, steps, default) in [
         ("as begun", BOUNDS, &[][..], 30_000),
@@ -131,6 +149,7 @@ fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
         ("after a takeover", again, &TAKEN, 15_000),
         ("with proof", proved, &fenced, 10_000),
         ("given away", gives, &[], 15_000),
+        ("at the origin", origin, &AT_ORIGIN, 15_000),
     ] {
         let found = search(bounds, walk(bounds, steps), None, most(default));
         let (states, whole) = found.unwrap_or_else(|steps| panic!("{}", steps.join("\n")));
@@ -155,6 +174,10 @@ fn a_rule_of_the_copies_that_is_left_out_is_noticed() {
         ..twice
     };
     let sent = ["0 writes 1", "0 sends to 1"];
+    let origin = Bounds {
+        origin: true,
+        ..CALM
+    };
     for (rule, bounds, steps) in [
         (Rule::FlushesAskBoth, CALM, &ALONE[..]),
         (Rule::CutsAskBoth, CALM, &ALONE),
@@ -168,6 +191,7 @@ fn a_rule_of_the_copies_that_is_left_out_is_noticed() {
         (Rule::LastCompleteStays, again, &TAKEN),
         (Rule::DrainerHasProof, CALM, &[]),
         (Rule::GivenHasAll, gives, &[]),
+        (Rule::OriginHasFlushes, origin, &AT_ORIGIN),
     ] {
         let found = search(bounds, walk(bounds, steps), Some(rule), 100_000);
         let steps = found.err();

@@ -8,7 +8,8 @@
 //!
 //! What is searched for, in each state: (1) the newest owner has all acknowledged flushes, (2) one
 //! history, (3) all that the origin may have, (4) so has each complete member of the newest record
-//! of the vault, so any of them can be frozen, and (5) no host begins a cut without the right.
+//! of the vault, so any of them can be frozen, (5) no host begins a cut without the right, and (6)
+//! the origin has them all where the newest record says so.
 
 extern crate std;
 
@@ -110,6 +111,8 @@ struct World {
     mail: VecDeque<(u8, u8, Body)>,
     acked: BTreeSet<u8>,
     origin: BTreeSet<u8>,
+    /// What the origin has for certain.
+    home: BTreeSet<u8>,
     writes: u8,
     takeovers: u8,
     changes: u8,
@@ -131,6 +134,8 @@ struct Bounds {
     gives: u8,
     /// The own log is synced later than a write is given.
     lags: bool,
+    /// Cuts end, and logs obey or do not yet.
+    origin: bool,
 }
 
 type Steps = Vec<(String, World)>;
@@ -158,6 +163,7 @@ impl World {
             given: 1,
             wanted: 1,
             degraded: None,
+            at_origin: false,
             members: vec![member(0), member(1)],
         };
         let mut world = World {
@@ -167,6 +173,7 @@ impl World {
             mail: VecDeque::new(),
             acked: BTreeSet::new(),
             origin: BTreeSet::new(),
+            home: BTreeSet::new(),
             writes: 0,
             takeovers: 0,
             changes: 0,
@@ -636,6 +643,9 @@ impl World {
             }
         }
         self.cuts(steps, at, set);
+        if bounds.origin {
+            self.at_origin(steps, at, set);
+        }
         if let Some(not) = &host.choosing
             && self.changes < bounds.changes
         {
@@ -700,6 +710,37 @@ impl World {
             next.wrong = Some(format!("{at} begins a cut without the right"));
         }
         steps.push((format!("{at} begins a cut"), next));
+    }
+
+    /// Flushes of a unit that lacks a copy are to be answered by what the origin has.
+    fn at_origin(&self, steps: &mut Steps, at: u8, set: &Set) {
+        if set.cut() > set.destaged() {
+            let (upto, all) = (set.cut(), self.served(at));
+            let mut next = self.clone();
+            let new = all.iter().filter(|write| write.0 <= upto.0);
+            next.home.extend(new.map(|write| write.1));
+            next.tell(at, Told::Set(set::Event::Destaged(upto)));
+            next.mail.clear();
+            steps.push((format!("{at} destages"), next));
+        }
+        if set.answers_at_origin() && !set.obeys() {
+            let mut next = self.clone();
+            next.tell(at, Told::Set(set::Event::Obeys(true)));
+            next.mail.clear();
+            steps.push((format!("the log of {at} obeys"), next));
+        }
+        // A log that does not yet answers what the set hears of later.
+        if !set.obeys() && !set.record().at_origin {
+            let mut unseen = set.clone();
+            let upto = unseen.acknowledge().unwrap_or(Serial(0));
+            let mut next = self.clone();
+            let all = self.served(at);
+            let new = all.iter().filter(|write| write.0 <= upto.0);
+            next.acked.extend(new.map(|write| write.1));
+            if next.acked != self.acked {
+                steps.push((format!("the log of {at} answers"), next));
+            }
+        }
     }
 
     fn rights(&self, steps: &mut Steps, at: u8, set: &Set, bounds: Bounds) {
@@ -870,6 +911,13 @@ impl World {
     /// Any complete member of the newest record may be frozen next.
     fn check_members(&self) -> Option<String> {
         let record = self.vault.last().expect("there is one");
+        let mut away = self.acked.difference(&self.home);
+        if let Some(write) = away.next().filter(|_| record.at_origin) {
+            let number = record.number;
+            return Some(format!(
+                "{number} says that the origin has the flush {write}"
+            ));
+        }
         for member in &record.members {
             let host = &self.hosts[self.at(member.host)];
             let mut holdings = host.holdings.iter();

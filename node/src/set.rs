@@ -31,12 +31,15 @@
 //!   is so until what the owner before has left is complete in p + 1 of them (correction 10).
 //!
 //! Deliberately absent: times, see [`crate::watch`]; where a copy goes, see [`crate::choice`]; the
-//! stream itself; an owner without an own copy, which changes no set; records with a `mode`.
+//! stream itself; an owner without an own copy, which changes no set.
 
+mod at_origin;
 mod drain;
 mod give;
 mod left;
 
+use self::at_origin::AtOrigin;
+use self::left::Left;
 use crate::broken::{Rule, has};
 use crate::change::{Change, End, Order};
 use crate::history::{History, Return};
@@ -88,6 +91,10 @@ pub enum Event {
     Destaged(Serial),
     /// So many copies on other hosts are wanted.
     Wanted(u8),
+    /// While copies are missing, flushes are to be answered when the origin has what they cover.
+    AtOrigin(bool),
+    /// The log answers as [`Set::answers_at_origin`] says, after all that was given so far.
+    Obeys(bool),
     /// The drainer of this epoch writes no more (C9).
     Proved(Epoch),
     /// The ledger of the epoch that was asked for is there and synced, or cannot be made.
@@ -229,16 +236,12 @@ pub struct Set {
     record: Record,
     change: Option<Change>,
     peers: Vec<Peer>,
-    /// Copies that no record names any more: the next learner there may go on with one.
-    left: Vec<Member>,
-    /// Those of owners before this one, by host: nothing goes on with them.
-    old: Vec<(Uuid, Uuid)>,
-    /// Those that were left out because their hosts had no room for them.
-    full: Vec<(Uuid, Uuid)>,
+    left: Left,
     acknowledged: Serial,
     cut: Serial,
     destaged: Serial,
     wanted: u8,
+    origin: AtOrigin,
     choosing: bool,
     proved: Option<Epoch>,
     preparing: Option<Epoch>,
@@ -267,11 +270,10 @@ impl Set {
             own_durable: end,
             peers: others.map(peer).collect(),
             wanted: owns.record.wanted,
+            origin: AtOrigin::new(owns.record.at_origin),
             change: None,
             record: owns.record,
-            left: Vec::new(),
-            old: Vec::new(),
-            full: Vec::new(),
+            left: Left::default(),
             // An earlier run may have said so, and begun a cut.
             acknowledged: end,
             cut: end,
@@ -366,6 +368,7 @@ impl Set {
     /// A flush up to here may be answered now; from then on it counts as acknowledged.
     pub fn acknowledge(&mut self) -> Option<Serial> {
         let safe = self.durable_at(&self.asked_for(Rule::FlushesAskBoth))?;
+        let safe = self.within_origin(safe);
         self.acknowledged = self.acknowledged.max(safe);
         Some(safe)
     }
@@ -461,6 +464,12 @@ impl Set {
             Event::Fetched { from } => self.own_from = self.own_from.min(from),
             Event::Destaged(serial) => self.destage(cx, serial),
             Event::Wanted(wanted) => self.wanted = wanted.min(MEMBERS_MAX as u8 - 1),
+            Event::AtOrigin(wanted) => self.origin.want(wanted),
+            Event::Obeys(obeys) => {
+                if self.origin.obey(obeys) {
+                    self.acknowledged = self.acknowledged.max(self.history.end());
+                }
+            }
             Event::Proved(epoch) => self.proved = Some(epoch),
             Event::Prepared(made) => self.prepared(cx, made),
             Event::Remembered => {
@@ -474,6 +483,7 @@ impl Set {
             Event::Tick => self.tick(cx),
         }
         self.step(cx);
+        self.origin.forget_unless(self.answers_at_origin());
         self.check();
     }
 
@@ -497,6 +507,11 @@ impl Set {
     }
 
     fn begin(&mut self, cx: &mut Cx<'_>) {
+        // No guest may see what the record says not to be there for the next owner.
+        let ahead = self.record.at_origin && self.acknowledged > self.destaged;
+        if !self.origin.begin(ahead) {
+            return self.tick(cx);
+        }
         match self.may_drain() {
             true => {
                 let record = self.record.clone();
@@ -509,7 +524,10 @@ impl Set {
 
     fn tick(&mut self, cx: &mut Cx<'_>) {
         (self.choosing, self.paused) = (false, false);
-        self.ask_for_release(cx);
+        let (number, epoch) = (self.record.number, self.record.epoch);
+        if let Some(host) = self.waits_for().map(|it| it.host) {
+            cx.send(host, Body::Release { number, epoch });
+        }
         if let Some(change) = self.change.as_ref().filter(|_| self.unread) {
             self.unread = false;
             let order = Change::again(change.record().clone()).1;
@@ -579,14 +597,16 @@ impl Set {
             Body::Absent { copy } if at(copy).is_some() => {
                 self.unfit(cx, from);
                 // What is not there cannot be gone on with.
-                self.left.retain(|left| left.copy != copy);
+                self.left.forget(copy);
             }
             Body::Probed { status } if self.is_useless(from, &status) => {
-                self.left.retain(|left| left.copy != status.copy);
-                self.drop_copy(cx, from, status.copy);
+                self.left.forget(status.copy);
+                left::drop_copy(cx, &self.record, (from, status.copy));
             }
             Body::Probed { status } if at(status.copy).is_none() => {
-                self.found(from, &status);
+                if status.copy != self.own.copy && status.term <= self.record.number {
+                    self.left.find(from, status.copy);
+                }
                 self.keep(cx, from, &status);
             }
             Body::Released { number, epoch } => self.released(from, number, epoch),
@@ -618,7 +638,7 @@ impl Set {
             // It has what this history has not: it must not be counted, nor changed.
             Return::Restart if self.counts(&member) => self.unfit(cx, member.host),
             Return::Restart => {
-                self.leave(member);
+                self.left.leave(member);
                 let peer = &mut self.peers[at];
                 (peer.member.copy, peer.fresh) = (cx.nonces.fresh(), true);
                 self.open(cx, at);
@@ -691,15 +711,13 @@ impl Set {
         if known || host == self.me.host || !self.wants_learner() {
             return;
         }
-        let same = |left: &&Member| (left.host, left.cache) == (host, cache);
-        let left = self.left.iter().find(same).copied();
+        let left = self.left.take(host, cache);
         let fresh = left.is_none();
         let member = left.unwrap_or_else(|| Member {
             host,
             cache,
             copy: cx.nonces.fresh(),
         });
-        self.left.retain(|left| *left != member);
         let nothing = Serial(u64::MAX);
         self.peers
             .push(Peer::of(member, At::Opening, nothing, fresh));
@@ -753,6 +771,7 @@ impl Set {
             given,
             wanted: self.wanted,
             degraded: self.degraded(&members),
+            at_origin: self.at_origin_with(&members),
             members,
             ..*record
         }
@@ -794,7 +813,9 @@ impl Set {
         }
         let drained = self.may_drain();
         self.record = record;
-        if self.may_drain() && !drained {
+        if self.origin.is_unbegun() {
+            self.begin(cx);
+        } else if self.may_drain() && !drained {
             let record = self.record.clone();
             cx.out.push(Action::Drain { record });
         }
@@ -845,7 +866,7 @@ impl Set {
         if self.releasing && self.destaged == self.history.end() {
             let mut record = self.draft(cx, Vec::new());
             (record.owner, record.drainer, record.given) = (None, None, 0);
-            record.degraded = None;
+            (record.degraded, record.at_origin) = (None, false);
             return self.propose(cx, record);
         }
         if let Some(record) = self.give_away(cx) {
@@ -863,7 +884,9 @@ impl Set {
             return self.propose(cx, record);
         }
         let members = self.record.members.clone();
-        if self.degraded(&members) != self.record.degraded || self.wanted != self.record.wanted {
+        let states = self.degraded(&members) != self.record.degraded;
+        let origin = self.at_origin_with(&members) != self.record.at_origin;
+        if states || origin || self.wanted != self.record.wanted {
             let record = self.draft(cx, members);
             return self.propose(cx, record);
         }
@@ -920,12 +943,8 @@ impl Set {
         if self.record.degraded.is_none()
             && self.complete(&self.record.members) > self.wanted.into()
         {
-            let left = core::mem::take(&mut self.left).into_iter();
-            let left = left.map(|it| (it.host, it.copy));
-            for (host, copy) in left.chain(core::mem::take(&mut self.old)) {
-                let record = Box::new(self.record.clone());
-                cx.send(host, Body::Drop { copy, record });
-            }
+            let left = self.left.take_all();
+            left.for_each(|it| left::drop_copy(cx, &self.record, it));
         }
     }
 }

@@ -50,6 +50,7 @@ impl Owner {
             given: 1,
             wanted,
             degraded,
+            at_origin: false,
             members: vec![],
         };
         let empty = History::empty(Serial(0));
@@ -78,12 +79,17 @@ impl Owner {
 
     /// The copy of a host opens, resumes and has all up to here.
     fn joins(&mut self, number: u8, durable: u64) {
+        self.joins_behind(number, durable, Serial(0));
+    }
+
+    /// So too, of what the origin lacks.
+    fn joins_behind(&mut self, number: u8, durable: u64, destaged: Serial) {
         let status = Status {
             copy: self.copy_of(number),
             term: 1,
-            history: History::empty(Serial(0)),
-            from: Serial(0),
-            destaged: Serial(0),
+            history: History::empty(destaged),
+            from: destaged,
+            destaged,
             health: Health::Whole,
         };
         let (copy, session) = (status.copy, id(91));
@@ -93,7 +99,7 @@ impl Owner {
             status,
         };
         self.hears(number, opened);
-        let end = Serial(0);
+        let end = destaged;
         self.hears(number, Body::Resumed { copy, session, end });
         self.acks(number, durable);
     }
@@ -501,4 +507,76 @@ fn a_unit_is_given_to_a_copy_once_it_has_all_and_not_to_one_that_is_lost() {
     assert_eq!(without.owner, Some(holder(1)));
     owner.wins();
     assert!(!owner.set.gives(), "it stays");
+}
+
+/// Correction 8: the record says it when the origin has all, and no more before it has less.
+#[test]
+fn a_record_says_that_the_origin_has_all_flushes_only_while_it_has_them() {
+    let mut owner = Owner::new(&[1, 2], 1, None, None);
+    owner.tell(Event::AtOrigin(true));
+    owner.writes(FIRST + 1);
+    owner.joins(2, FIRST + 1);
+    assert!(!owner.set.answers_at_origin(), "no copy is missing");
+    owner.tell(Event::Unfit { host: id(2) });
+    assert!(!owner.wins().at_origin, "the log does not obey yet");
+    assert!(owner.set.answers_at_origin());
+    assert_eq!(owner.set.acknowledge(), Some(Serial(FIRST + 1)));
+    // The log has answered one more before it obeyed.
+    owner.writes(FIRST + 2);
+    owner.tell(Event::Obeys(true));
+    assert_eq!(owner.changing(), None, "the origin lacks some");
+    assert_eq!(owner.set.begin_cut(), Some(Serial(FIRST + 2)));
+    owner.tell(Event::Destaged(Serial(FIRST + 1)));
+    assert_eq!(owner.changing(), None, "the origin lacks the last one");
+    owner.tell(Event::Destaged(Serial(FIRST + 2)));
+    assert!(owner.wins().at_origin);
+    owner.writes(FIRST + 3);
+    assert_eq!(
+        owner.set.acknowledge(),
+        Some(Serial(FIRST + 2)),
+        "what the origin lacks is not answered"
+    );
+    owner.chooses(2);
+    owner.joins_behind(2, FIRST + 3, Serial(FIRST + 2));
+    owner.tell(Event::Live { host: id(2) });
+    let full = owner.changing().expect("the copy is complete");
+    assert!(!full.at_origin && full.degraded.is_none());
+    assert!(owner.set.answers_at_origin(), "it is not decided");
+    owner.wins();
+    assert!(!owner.set.answers_at_origin() && !owner.set.obeys());
+    assert_eq!(owner.set.acknowledge(), Some(Serial(FIRST + 3)));
+}
+
+/// What its guest may see once is not lost with its host later.
+#[test]
+fn an_owner_with_more_than_its_origin_is_served_after_a_record_that_says_less() {
+    let owner = Owner::new(&[1], 1, Some(Degraded::TooFew), None);
+    let record = Record {
+        at_origin: true,
+        ..owner.set.record().clone()
+    };
+    let mut history = owner.set.history().clone();
+    history.grow(Serial(FIRST));
+    for (destaged, at_once) in [(FIRST, true), (FIRST - 1, false)] {
+        let owns = Ownership {
+            record: record.clone(),
+            own: member(1),
+            history: history.clone(),
+            from: Serial(0),
+            destaged: Serial(destaged),
+            source: id(77),
+        };
+        let mut owner = Owner {
+            set: Set::new(holder(1), owns),
+            nonces: Counter(0),
+            out: vec![],
+        };
+        owner.tell(Event::Begin);
+        let drains = |it: &Action| matches!(it, Action::Drain { .. });
+        assert_eq!(owner.out.iter().any(drains), at_once);
+        if !at_once {
+            assert!(!owner.wins().at_origin);
+            assert!(owner.out.iter().any(drains), "it is served now");
+        }
+    }
 }

@@ -341,6 +341,7 @@ impl Taker {
             drainer: record.drainer().cloned(),
             given: number,
             degraded: (record.wanted > 0).then_some(Degraded::TakenOver),
+            at_origin: false,
             members,
             ..*record
         };

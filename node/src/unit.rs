@@ -98,9 +98,12 @@ pub enum Action {
         body: Body,
     },
     /// Make ledger and journal of an epoch as copies of those of the one before, and sync them.
+    /// `whole`: the record that is replaced says that the origin has all that was promised, so the
+    /// new ones tell of nothing that the owner before may have.
     Prepare {
         of: Option<Epoch>,
         epoch: Epoch,
+        whole: bool,
     },
     /// Keep this over a restart in the place of what was remembered before.
     Remember {
@@ -486,7 +489,10 @@ impl Unit {
         let record = self.next_record(cx, Some(self.me.clone()), epoch);
         self.state = State::Preparing(record);
         let of = of.filter(|of| of.number > 0);
-        cx.out.push(Action::Prepare { of, epoch });
+        // What this host has itself is in its log.
+        let newest = self.newest.as_ref().filter(|_| !self.is_mine());
+        let whole = newest.is_some_and(|newest| newest.at_origin);
+        cx.out.push(Action::Prepare { of, epoch, whole });
     }
 
     fn next_record(&self, cx: &mut Cx<'_>, owner: Option<Holder>, epoch: Epoch) -> Record {
@@ -503,6 +509,7 @@ impl Unit {
             given: 0,
             wanted: newest.map_or(0, |newest| newest.wanted),
             degraded: None,
+            at_origin: false,
             members: Vec::new(),
         }
     }

@@ -28,6 +28,7 @@ fn record(number: u64, owner: u8, members: &[u8]) -> Record {
         given: 1,
         wanted: 1,
         degraded: None,
+        at_origin: false,
         members: members.iter().map(member).collect(),
     }
 }

@@ -407,7 +407,7 @@ impl World {
                     found.push((format!("{at} sees {seen}"), Ok(next)));
                 }
             }
-            Action::Prepare { of, epoch } => {
+            Action::Prepare { of, epoch, .. } => {
                 let mut next = base.clone();
                 // What a boot before had under way has landed: the storage is quiet.
                 next.hosts[usize::from(at)].late &= broken == Broken::OneBoot;

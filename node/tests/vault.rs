@@ -113,6 +113,7 @@ fn record(number: u64, host: u8, nonce: u8) -> Record {
         given: 0,
         wanted: 0,
         degraded: None,
+        at_origin: false,
         members: Vec::new(),
     }
 }

@@ -32,5 +32,6 @@ fn what_a_flush_promised_is_there_whichever_host_goes_on() {
         assert!(counters.taken_over * 10 >= count && counters.with_flushes * 20 >= count);
         assert!(counters.resumed >= count && counters.counted >= count && counters.spoiled > 0);
         assert!(counters.owner_crashes >= count && counters.peer_crashes >= count);
+        assert!(counters.lost_owners * 40 >= count, "{counters:?}");
     }
 }

@@ -610,12 +610,6 @@ impl Core {
         destage.applying = true;
     }
 
-    /// The ledger says the epoch is at the origin: its data is clean now.
-    pub(super) fn destage_finished(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
-        let epoch = self.volume(id).end_destage();
-        self.origin_reached(cx, id, alloc::vec![epoch]);
-    }
-
     /// The ledger says that these epochs, the oldest, are at the origin: what was waiting for that
     /// goes on.
     pub(super) fn origin_reached(&mut self, cx: &mut Cx<'_>, id: VolumeId, epochs: Vec<Epoch>) {
@@ -639,6 +633,9 @@ impl Core {
         let layer = volume.layer();
         for request in volume.take_reached_orders() {
             cx.out.reply(request, Ok(()));
+        }
+        if self.volume(id).replication.is_waited_for() {
+            self.peers_have_more(cx, id);
         }
         if all {
             self.end_given_up(id);

@@ -82,7 +82,10 @@ impl Core {
             LedgerStep::Begin if volume.is_replaying() => self.volume(id).replay_begun(),
             LedgerStep::Finish if volume.is_replaying() => self.replay_finished(cx, id),
             LedgerStep::Begin => self.destage_begun(cx, id),
-            LedgerStep::Finish => self.destage_finished(cx, id),
+            LedgerStep::Finish => {
+                let epoch = self.volume(id).end_destage();
+                self.origin_reached(cx, id, alloc::vec![epoch]);
+            }
             LedgerStep::Exchange => self.exchange_said(cx, id),
             LedgerStep::Move => self.move_said(cx, id),
             // Who has it written looks again.

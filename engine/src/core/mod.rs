@@ -589,6 +589,9 @@ impl Core {
                 self.stop_peer(cx, volume, peer, counts);
                 cx.out.reply(request, Ok(()));
             }
+            Command::AnswerAtOrigin { volume, on } => {
+                self.answer_at_origin(cx, volume, request, on);
+            }
             other => unreachable!("{other:?} is carried out before"),
         }
     }
@@ -675,6 +678,7 @@ fn volume_of(command: &Command) -> Option<VolumeId> {
         | Command::StartPeer { volume, .. }
         | Command::CountPeer { volume, .. }
         | Command::StopPeer { volume, .. }
+        | Command::AnswerAtOrigin { volume, .. }
         | Command::Tune { volume, .. }
         | Command::Resize { volume, .. }
         | Command::Rebase { volume, .. }

@@ -7,6 +7,8 @@
 //! its last step. What is queued keeps its places in the log alive; an evacuation drops the queues
 //! first, so that none of them names what has moved. A frozen replica is sent likewise, up to its
 //! end; a peer that gets it never counts.
+//! Where the host orders it, a flush is answered when the origin has what it covers as well, which
+//! is destaged for it at once.
 //! A batch leaves when the peer has promised room for it. Where one that counts has none, guests
 //! wait as at a dirty limit, what is at all peers is destaged, and the peer is asked.
 //! Deliberately absent: links and hosts, and when a peer is given up; that is the host's.
@@ -272,6 +274,7 @@ impl Core {
         for peer in self.volume(id).replication.ids() {
             self.stop_peer(cx, id, peer, false);
         }
+        self.volume(id).replication.answer_at_origin(false);
         self.replicas.ends(id);
     }
 
@@ -313,8 +316,8 @@ impl Core {
         })
     }
 
-    /// A peer has more, or is not relied on any more: who waited for that may go on.
-    fn peers_have_more(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
+    /// A peer or the origin has more, or is not relied on any more: who waited for that may go on.
+    pub(super) fn peers_have_more(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         for (upto, request) in self.volume(id).take_replicated() {
             self.volume(id).promise(upto);
             cx.out.reply(request, Ok(()));
@@ -337,15 +340,44 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Gone));
             return;
         };
-        if volume.is_replicated(upto) {
+        if volume.may_promise(upto) {
             volume.promise(upto);
             cx.out.reply(request, Ok(()));
+            return;
+        }
+        let at_origin = volume.replication.answers_at_origin();
+        volume.wait_for_peers(upto, request);
+        if at_origin {
+            mark(Mark::WaitedForOrigin);
+            self.want_destage(id);
         } else {
             mark(Mark::WaitedForPeer);
-            volume.wait_for_peers(upto, request);
             // What is queued does not wait for more.
             self.replicas.mark(id);
         }
+    }
+
+    /// Who waits for peers waits for the origin from now on, or the reverse.
+    pub(super) fn answer_at_origin(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: VolumeId,
+        request: RequestId,
+        on: bool,
+    ) {
+        let volume = self.volume(id);
+        let logs = volume.policy == Policy::WriteBack && !volume.is_replica();
+        if volume.is_gone() || !logs {
+            cx.out.reply(request, Err(Refusal::Gone));
+            return;
+        }
+        volume.replication.answer_at_origin(on);
+        if on {
+            // What was answered before counts as well.
+            self.want_destage(id);
+        }
+        cx.out.reply(request, Ok(()));
+        self.peers_have_more(cx, id);
     }
 
     /// What one peer that is behind may keep alive in the log.
@@ -588,7 +620,7 @@ impl Core {
         let waited = self.log.guests_wait();
         let volume = self.volume(id);
         let (acked, in_part) = (volume.acked(), volume.is_in_part());
-        let waited = waited || volume.peers_are_waited_for();
+        let waited = waited || volume.replication.is_waited_for();
         let peer = self.peer(id, peer_id);
         let goes = peer.is_idle() || peer.is_eager() || waited;
         let cursor = peer.cursor();

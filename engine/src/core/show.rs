@@ -64,6 +64,7 @@ impl Core {
             replica: volume.replica_snapshot(),
             credit: self.credit(id),
             peers: volume.replication.shown(),
+            at_origin: volume.replication.answers_at_origin(),
         })
     }
 

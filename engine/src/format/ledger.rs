@@ -120,6 +120,20 @@ const FLAG_SUCCESSOR: u16 = 4;
 const FLAGS_KNOWN: u16 = FLAG_DIRTY | FLAG_MARKED | FLAG_SUCCESSOR;
 
 impl Ledger {
+    /// Nothing that is dirty is asked for any more. A cut that an in-place destage had begun counts
+    /// as reached, so that none of its serials is given again. False if nothing was dirty.
+    pub fn accept_loss(&mut self) -> bool {
+        let dirty = core::mem::replace(&mut self.dirty, false);
+        if dirty {
+            self.compatible |= LOSS_ACCEPTED;
+        }
+        if let Progress::Cut(upto) = self.progress {
+            self.destaged = self.destaged.max(upto);
+            self.progress = Progress::Idle;
+        }
+        dirty
+    }
+
     /// From here on the origin may hold writes without a sync. False if that was said before.
     pub fn go_past_log(&mut self) -> bool {
         let new = self.compatible & PAST_LOG == 0;

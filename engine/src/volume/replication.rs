@@ -112,6 +112,8 @@ pub struct Replication {
     /// The newest serial that a destage has begun with.
     begun: Serial,
     waiting: VecDeque<(Serial, RequestId)>,
+    /// A reply promises what the origin has.
+    at_origin: bool,
     /// Of the batch that left last; never given again.
     number: u64,
 }
@@ -410,6 +412,20 @@ impl Replication {
         self.peers.iter().any(|peer| peer.purse.is_short())
     }
 
+    /// Requests wait for peers, or for the origin.
+    pub fn is_waited_for(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Replies promise what the origin has.
+    pub fn answers_at_origin(&self) -> bool {
+        self.at_origin
+    }
+
+    pub fn answer_at_origin(&mut self, on: bool) {
+        self.at_origin = on;
+    }
+
     pub fn next_number(&mut self) -> u64 {
         self.number += 1;
         self.number
@@ -445,6 +461,12 @@ impl Volume {
         let peers = &self.replication.peers;
         let there = |peer: &Peer| !peer.counts || peer.durable >= upto;
         upto <= self.destaged() || peers.iter().all(there) || has(Bug::AcknowledgeBeforePeers)
+    }
+
+    /// Whether a reply may promise that what was written up to here, which the log has, is durable.
+    pub fn may_promise(&self, upto: Serial) -> bool {
+        let origin = !self.replication.at_origin || has(Bug::AnswerBeforeOrigin);
+        upto <= self.destaged() || origin && self.is_replicated(upto)
     }
 
     /// A peer that counts has no room: what is written next would have to wait there.
@@ -509,7 +531,7 @@ impl Volume {
         }
     }
 
-    /// A request waits until its writes are at each peer that counts.
+    /// A request waits until its writes are at each peer that counts, or at the origin.
     pub fn wait_for_peers(&mut self, upto: Serial, request: RequestId) {
         let waiting = &mut self.replication.waiting;
         let last = waiting.back().map_or(Serial(0), |(serial, _)| *serial);
@@ -517,15 +539,11 @@ impl Volume {
         waiting.push_back((upto.max(last), request));
     }
 
-    pub fn peers_are_waited_for(&self) -> bool {
-        !self.replication.waiting.is_empty()
-    }
-
     /// Who waits for peers no longer, and what that promises.
     pub fn take_replicated(&mut self) -> Vec<(Serial, RequestId)> {
         let mut done = Vec::new();
         while let Some((upto, request)) = self.replication.waiting.front().copied() {
-            if !self.is_replicated(upto) {
+            if !self.may_promise(upto) {
                 break;
             }
             self.replication.waiting.pop_front();

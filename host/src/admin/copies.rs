@@ -67,6 +67,7 @@ pub fn document(wanted: u8, replication: Option<&Replication>) -> Value {
             "state": null,
             "members": [],
             "learner": null,
+            "at_origin": false,
             "reason": null,
         });
     };
@@ -80,6 +81,7 @@ pub fn document(wanted: u8, replication: Option<&Replication>) -> Value {
         "state": it.state,
         "members": members.collect::<Vec<Value>>(),
         "learner": learner.map(|it| json!({ "host": it.host, "percent": it.percent })),
+        "at_origin": it.at_origin,
         "reason": it.reason,
     })
 }

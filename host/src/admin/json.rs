@@ -129,7 +129,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         "name": volume.name,
         "uuid": volume.uuid.to_string(),
         "policy": wanted_policy(view, volume).name(),
-        "effective_policy": volume.policy.name(),
+        "effective_policy": effective_policy(view, volume).name(),
         "effective_reason": effective_reason(view, volume),
         "write_cache": volume.write_cache,
         "destage": view.configured(&volume.name).map(|known| known.destage.name()),
@@ -282,6 +282,15 @@ pub(super) fn damaged_ranges(volume: &VolumeSnapshot) -> String {
     match ranges.as_slice() {
         [] => String::new(),
         ranges => format!(": {}", ranges.join(", ")),
+    }
+}
+
+/// What a flush is worth at present.
+fn effective_policy(view: &View, volume: &VolumeSnapshot) -> Policy {
+    let copies = view.replication(volume);
+    match copies.is_some_and(|copies| copies.at_origin) {
+        true => Policy::WriteThrough,
+        false => volume.policy,
     }
 }
 

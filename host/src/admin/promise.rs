@@ -79,7 +79,8 @@ fn write_back(volume: &VolumeSnapshot, replication: Option<&Replication>) -> Str
     )
 }
 
-/// Of a volume that other hosts have all flushed data of; `None` where this host alone has some.
+/// Of a volume that other hosts, or the origin, have all flushed data of; `None` where this host
+/// alone has some.
 fn copied(volume: &VolumeSnapshot, replication: &Replication) -> Option<String> {
     if replication.state == "waiting" {
         // What was answered before is on each host of the set, of which one does not answer.
@@ -88,6 +89,9 @@ fn copied(volume: &VolumeSnapshot, replication: &Replication) -> Option<String> 
              with a copy comes back with its SSD; flushes are not answered at present"
                 .into(),
         );
+    }
+    if replication.at_origin {
+        return Some(at_the_origin(volume));
     }
     if replication.state != "full" {
         return None;

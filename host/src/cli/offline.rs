@@ -480,6 +480,7 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         shared: false,
         write_cache: true,
         replicas: 0,
+        on_degraded: Default::default(),
         destage: volume.effective_destage,
         destage_after: None,
         journal_dir: places.journal.clone(),
@@ -501,6 +502,6 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         san: None,
         epoch: None,
         unproved: false,
-        counts: Vec::new(),
+        needs: Default::default(),
     }
 }

@@ -14,6 +14,7 @@ use crate::limit::GuestLimit;
 use crate::origin::Format;
 use crate::origin::nbd::uri::{self, Uri};
 use crate::tls::certificates as tls;
+use crate::unit::copies::OnDegraded;
 use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::round_robin::WEIGHT_MAX;
@@ -324,11 +325,14 @@ pub const VOLUME: &[Key<Volume>] = &[
         name: "on-degraded",
         default: "continue",
         meaning: "what happens while a replica is missing",
-        set: |_, value| match value.word(&["continue", "write-through"])? {
-            "continue" => Ok(()),
-            _ => Err(Wrong::later("write-through is", "write \"continue\"")),
+        set: |volume, value| {
+            volume.on_degraded = match value.word(&["continue", "write-through"])? {
+                "continue" => OnDegraded::Continue,
+                _ => OnDegraded::WriteThrough,
+            };
+            Ok(())
         },
-        show: |_| quote("continue"),
+        show: |volume| quote(volume.on_degraded.name()),
     },
     Key {
         name: "image-guard",
@@ -597,6 +601,7 @@ pub const VOLUME: &[Key<Volume>] = &[
 pub const TUNABLES: &[&str] = &[
     "write-cache",
     "replicas",
+    "on-degraded",
     "destage-after",
     "destage",
     "dirty-limit",
@@ -895,6 +900,7 @@ pub fn default_volume() -> Volume {
         policy: Policy::WriteBack,
         write_cache: true,
         replicas: 0,
+        on_degraded: OnDegraded::Continue,
         destage_after_ms: Some(600_000),
         destage: DestageMode::Atomic,
         journal: None,

@@ -25,8 +25,10 @@ use crate::daemon::{Exports, ImagePlaces, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
 use crate::limit::GuestLimit;
 pub use crate::origin::Format;
+use crate::shard::control::Needs;
 use crate::sys;
 use crate::tls::certificates::Settings as Certificates;
+use crate::unit::copies::OnDegraded;
 use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
@@ -136,6 +138,7 @@ pub struct Volume {
     pub write_cache: bool,
     /// Copies of its dirty data on other hosts; more than 0 in a cluster only.
     pub replicas: u8,
+    pub on_degraded: OnDegraded,
     /// `None` = never.
     pub destage_after_ms: Option<u64>,
     pub destage: DestageMode,
@@ -178,6 +181,7 @@ impl Volume {
             shared: self.shared,
             write_cache: self.write_cache,
             replicas: self.replicas,
+            on_degraded: self.on_degraded,
             destage: self.destage,
             destage_after: self.destage_after_ms.map(Duration::from_millis),
             journal_dir: self.journal.clone(),
@@ -199,7 +203,7 @@ impl Volume {
             san: None,
             epoch: None,
             unproved: false,
-            counts: Vec::new(),
+            needs: Needs::default(),
         }
     }
 }

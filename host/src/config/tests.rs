@@ -98,8 +98,9 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "bitmaps: invalidate is not in this version; write \"refuse\"",
         ),
         (
-            "on-degraded = \"write-through\"",
-            "on-degraded: write-through is not in this version; write \"continue\"",
+            "on-degraded = \"stop\"",
+            "on-degraded: \"stop\" is not one of its values; write \"continue\" or \
+             \"write-through\"",
         ),
         (
             "admission = \"some\"",

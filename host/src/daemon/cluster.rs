@@ -10,13 +10,12 @@ use super::hold::{Hold, Why};
 use super::volumes::{Claim, Entry};
 
 use super::{Daemon, VolumeError, VolumeSettings};
-use crate::shard::control::CommandError;
+use crate::shard::control::{CommandError, Needs};
 use crate::shard::guest::kept;
 use crate::unit::sides::Membership;
 use crate::unit::{Named, Post, Shown, Units, Volumes};
 use crate::waiting::Waiting;
 use engine::event::{Command, Refusal};
-use engine::types::PeerId;
 use node::record::Epoch;
 use node::unit::Drained;
 use std::collections::BTreeMap;
@@ -32,7 +31,7 @@ fn named(settings: &VolumeSettings) -> Named {
         origin: settings.origin.clone(),
         journal_place: settings.journal_dir.clone(),
         quiet: settings.origin_quiet,
-        replicas: settings.replicas,
+        copies: settings.copies(),
     }
 }
 
@@ -132,7 +131,7 @@ impl Daemon {
     fn go_away(&self, settings: &VolumeSettings, waiting: &Waiting) -> Result<(), VolumeError> {
         let name = &settings.name;
         let mut settings = settings.clone();
-        settings.counts = Vec::new();
+        settings.needs = Needs::default();
         (settings.epoch, settings.unproved) = (None, false);
         let hold = Hold::because(Why::Away, format!("volume {name}: is served elsewhere"));
         let held = super::Held { settings, hold };
@@ -147,7 +146,7 @@ impl Daemon {
         &self,
         name: &str,
         epoch: Option<Epoch>,
-        counts: &[PeerId],
+        needs: &Needs,
     ) -> Result<(), VolumeError> {
         let claim = self.claim_in_turn(name)?;
         let unproved = self.entry(name).filter(|it| it.settings.unproved);
@@ -158,7 +157,7 @@ impl Daemon {
         let held = held.ok_or_else(|| VolumeError::Unknown(name.to_owned()))?;
         let mut settings = held.settings;
         (settings.epoch, settings.unproved) = (epoch, epoch.is_none());
-        settings.counts = counts.to_vec();
+        settings.needs = needs.clone();
         if let Some(held) = self.table().held.get_mut(name) {
             held.settings = settings.clone();
             // Not tried again by itself before this try has ended.
@@ -307,8 +306,8 @@ impl Daemon {
             let refused = |why| VolumeError::Refused(format!("volume {name}: {why}"));
             units.remove(name).map_err(refused)?;
             units.add(named(&settings), self.counted(name));
-        } else if let Some(units) = self.units().filter(|_| old.replicas != settings.replicas) {
-            units.set_replicas(name, settings.replicas);
+        } else if let Some(units) = self.units().filter(|_| old.copies() != settings.copies()) {
+            units.set_copies(name, settings.copies());
         }
         Ok(())
     }
@@ -390,10 +389,10 @@ impl Daemon {
 }
 
 impl Volumes for ByUnits {
-    fn serve(&self, name: &str, epoch: Option<Epoch>, counts: &[PeerId]) -> Result<(), String> {
+    fn serve(&self, name: &str, epoch: Option<Epoch>, needs: &Needs) -> Result<(), String> {
         let stopped = || "the daemon is stopping".to_owned();
         let daemon = self.0.upgrade().ok_or_else(stopped)?;
-        let served = daemon.serve_unit(name, epoch, counts);
+        let served = daemon.serve_unit(name, epoch, needs);
         served.map_err(|error| error.to_string())
     }
 

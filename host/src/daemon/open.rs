@@ -181,6 +181,7 @@ fn orphan(volume: VolumeSnapshot) -> VolumeSettings {
         shared: false,
         write_cache: true,
         replicas: 0,
+        on_degraded: Default::default(),
         destage: DestageMode::Atomic,
         destage_after: Some(Duration::ZERO),
         journal_dir: None,
@@ -202,6 +203,6 @@ fn orphan(volume: VolumeSnapshot) -> VolumeSettings {
         san: None,
         epoch: None,
         unproved: false,
-        counts: Vec::new(),
+        needs: Default::default(),
     }
 }

@@ -451,7 +451,7 @@ impl Daemon {
             settled,
             exports: by_nbd.then(|| (name.clone(), export)).into_iter().collect(),
             limit: settings.limit,
-            counts: settings.counts.clone(),
+            needs: settings.needs.clone(),
             lives,
         };
         Ok((attach, image))
@@ -580,7 +580,7 @@ impl Daemon {
         })
     }
 
-    /// Changes what can be changed while a volume runs: `write_cache`, `shared`, `replicas`,
+    /// Changes what can be changed while a volume runs: `write_cache`, `shared`, `replicas`, `on_degraded`,
     /// `destage`, `destage_after`, `dirty_limit_bytes`, `flow`, `limit`, `origin_queue_depth`,
     /// `admission`, `overlay_timeout`, `overlay_ram_bytes`, `reset_on`, `origin_timeout`, and
     /// where it is exported.
@@ -598,11 +598,9 @@ impl Daemon {
         let volume = entry.id;
         self.command(name, Command::Tune { volume, tuning })?;
         self.handle.limit(volume, settings.limit)?;
-        if let Some(units) = self
-            .units()
-            .filter(|_| entry.settings.replicas != settings.replicas)
-        {
-            units.set_replicas(name, settings.replicas);
+        let copies = settings.copies();
+        if let Some(units) = self.units().filter(|_| entry.settings.copies() != copies) {
+            units.set_copies(name, copies);
         }
         let exports = (entry.settings.exports, settings.exports);
         // The policy takes a while; `volume_switch` changes it.

@@ -225,7 +225,7 @@ impl<E: Decide> Shard<E> {
             map,
             exports,
             limit,
-            counts,
+            needs,
             lives,
         } = attach;
         let volume = Volume {
@@ -243,8 +243,16 @@ impl<E: Decide> Shard<E> {
             self.let_files_go(id);
             return Err(error);
         }
-        for peer in counts {
+        for peer in needs.peers {
             self.need_peer(id, peer);
+        }
+        if needs.at_origin {
+            let request = self.commands.enter(Waiter::Nobody);
+            let command = Command::AnswerAtOrigin {
+                volume: id,
+                on: true,
+            };
+            self.feed(Event::Admin { request, command });
         }
         for (name, export) in exports {
             self.exports.set(&name, export, volume.policy);

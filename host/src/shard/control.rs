@@ -115,6 +115,15 @@ pub struct Export {
     pub description: String,
 }
 
+/// What a flush of a volume needs beside the log of this host, from its first one on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Though nothing is sent to them before they are started.
+    pub peers: Vec<PeerId>,
+    /// Its origin has what it covers.
+    pub at_origin: bool,
+}
+
 /// A volume that joins: its files, its ledger and how it is shown.
 pub struct Attach<S = Settled> {
     pub id: VolumeId,
@@ -125,9 +134,7 @@ pub struct Attach<S = Settled> {
     pub map: Option<Box<dyn Map>>,
     pub exports: Vec<(String, Export)>,
     pub limit: GuestLimit,
-    /// Peers that are needed for a flush from the first moment on, though nothing is sent to them
-    /// before they are started.
-    pub counts: Vec<PeerId>,
+    pub needs: Needs,
     /// Bitmaps in which its changes are marked.
     pub lives: Vec<Arc<Live>>,
 }

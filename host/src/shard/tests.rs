@@ -1,6 +1,6 @@
 //! The shard against real sockets and files, with an engine that only passes requests on.
 
-use super::control::{Attach, Export, HostSnapshot, ListenerScope};
+use super::control::{Attach, Export, HostSnapshot, ListenerScope, Needs};
 use super::{Decide, Parts};
 use crate::backup::bitmap::GRAIN_BYTES;
 use crate::backup::live;
@@ -386,7 +386,10 @@ pub(super) fn house_with(name: &str, san: Option<Params>, counts: Vec<PeerId>) -
         map: None,
         exports: vec![(name.to_owned(), export)],
         limit: Default::default(),
-        counts,
+        needs: Needs {
+            peers: counts,
+            at_origin: false,
+        },
         lives: Vec::new(),
     };
     handle.attach(attach).expect("joins");

@@ -4,6 +4,33 @@
 //! Plain data. Always true: `real` counts the other hosts whose copy is complete and counts for a
 //! flush, never one that is being made or is lost. Deliberately absent: how copies are made.
 
+/// What becomes of flushes while copies are missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnDegraded {
+    /// They are answered by the copies that are left.
+    #[default]
+    Continue,
+    /// They are answered when the image has what they cover.
+    WriteThrough,
+}
+
+impl OnDegraded {
+    pub fn name(self) -> &'static str {
+        match self {
+            OnDegraded::Continue => "continue",
+            OnDegraded::WriteThrough => "write-through",
+        }
+    }
+}
+
+/// The copies that a volume is to have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// On other hosts.
+    pub replicas: u8,
+    pub on_degraded: OnDegraded,
+}
+
 /// The copies of one volume that is served here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replication {
@@ -14,6 +41,8 @@ pub struct Replication {
     /// Hosts whose copies count for a flush, this one among them, and those that were lost.
     pub members: Vec<MemberShown>,
     pub learner: Option<LearnerShown>,
+    /// Flushes are answered when the image has what they cover.
+    pub at_origin: bool,
     /// Why it is not `full`, or why writes wait although it is.
     pub reason: Option<String>,
 }

@@ -72,10 +72,10 @@ impl Entry {
     }
 }
 
-/// What the drainer may have not destaged, others have as well.
+/// What the drainer may have not destaged, others have as well, or no flush has covered.
 fn has_all_else(record: &Record, me: &Holder) -> bool {
     let taken = record.owner.as_ref().is_some_and(|it| it.host == me.host);
-    taken || record.has_copies_elsewhere()
+    taken || record.has_copies_elsewhere() || record.at_origin
 }
 
 impl Manager {

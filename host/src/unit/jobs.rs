@@ -5,6 +5,7 @@
 
 use super::{Action, Entry, Event, Input, Job, Manager, Shown, State, locked};
 use crate::config::units::human_bytes;
+use crate::shard::control::Needs;
 use engine::types::Uuid;
 use node::message::{Body, Message};
 use node::record::Record;
@@ -77,11 +78,11 @@ impl Manager {
                 // One that does not arrive is asked for again.
                 self.post.send(host, Message { unit, body }.encode());
             }
-            Action::Prepare { of, epoch } => {
+            Action::Prepare { of, epoch, whole } => {
                 let quiet = entry.settings.quiet;
                 self.workers.run(move |ends| {
                     wait_for_quiet(quiet, ends);
-                    tell(Event::Prepared(sides.prepare(of, epoch)));
+                    tell(Event::Prepared(sides.prepare(of, epoch, whole)));
                 });
             }
             Action::Remember { record, undecided } => {
@@ -107,7 +108,9 @@ impl Manager {
                     tell(Event::Decided(outcome));
                 }
             }),
-            Action::Serve { record } => self.queue(name, Job::Serve(Box::new(record), Vec::new())),
+            Action::Serve { record } => {
+                self.queue(name, Job::Serve(Box::new(record), Needs::default()));
+            }
             Action::Release { record } => self.release_to(name, record),
             Action::Lend { record } => self.begin_taking(name, record),
             Action::Drain => self.queue(name, Job::LetGo),
@@ -139,19 +142,19 @@ impl Manager {
         let owned = name.to_owned();
         let work = move || {
             match job {
-                Job::Serve(record, counts) => {
-                    let served = volumes.serve(&owned, Some(record.epoch), &counts);
+                Job::Serve(record, needs) => {
+                    let served = volumes.serve(&owned, Some(record.epoch), &needs);
                     if served.is_ok() {
                         sides.remove_before(record.epoch);
                     }
                     let _ = inputs.send(Input::Served(owned.clone(), true, served));
                 }
-                Job::ServeUnproved(counts) => {
-                    let served = volumes.serve(&owned, None, &counts);
+                Job::ServeUnproved(needs) => {
+                    let served = volumes.serve(&owned, None, &needs);
                     let _ = inputs.send(Input::Served(owned.clone(), false, served));
                 }
                 Job::Prove(record) => {
-                    let proved = volumes.serve(&owned, Some(record.epoch), &[]);
+                    let proved = volumes.serve(&owned, Some(record.epoch), &Needs::default());
                     if proved.is_ok() {
                         sides.remove_before(record.epoch);
                     }
@@ -310,7 +313,8 @@ impl Manager {
         let copies = unit.newest().is_some_and(Record::has_copies_elsewhere);
         let mine = unit.newest().and_then(|newest| newest.owner.as_ref());
         let mine = mine.is_some_and(|it| it.host == self.member.me.host);
-        let has = match copies {
+        let whole = unit.newest().is_some_and(|newest| newest.at_origin);
+        let has = match copies || whole {
             true => "nothing is lost, but nothing shows that it writes no more",
             false => "has what it has not destaged",
         };

@@ -25,10 +25,11 @@ mod shown;
 mod streams;
 
 use crate::cluster::data::Outlet;
+use crate::shard::control::Needs;
 use crate::vault::Records;
 use crate::waiting::Waiting;
-use copies::{CopyShown, Replication};
-use engine::types::{PeerId, Uuid};
+use copies::{CopyShown, Replication, Wanted};
+use engine::types::Uuid;
 use logs::{Logs, Neighbour};
 use node::message::{Body, Message};
 use node::record::{Epoch, Record};
@@ -60,16 +61,15 @@ pub struct Named {
     pub journal_place: Option<PathBuf>,
     /// How long the storage may still work on what a kernel that is gone had under way.
     pub quiet: Duration,
-    /// Copies of its dirty data that are wanted on other hosts.
-    pub replicas: u8,
+    pub copies: Wanted,
 }
 
 /// What the daemon does with a volume by order of its unit. Each call may take long.
 pub trait Volumes: Send + Sync {
     /// Serves it with ledger and journal of this epoch, or holds it; why it is held. Its flushes
-    /// need these peers from the first one on. Without an epoch nothing of its image is written,
+    /// need all this from the first one on. Without an epoch nothing of its image is written,
     /// until it is called with one: then a volume that is served goes on with that.
-    fn serve(&self, name: &str, epoch: Option<Epoch>, counts: &[PeerId]) -> Result<(), String>;
+    fn serve(&self, name: &str, epoch: Option<Epoch>, needs: &Needs) -> Result<(), String>;
     /// Lets go of it with everything at its origin, unless clients are connected. `at_rest`: only
     /// if that is so already.
     fn let_go(&self, name: &str, at_rest: bool) -> Drained;
@@ -137,7 +137,7 @@ enum Input {
     Found(String, Result<(Sides, Uuid, Records), String>),
     Copy(Uuid, kept::Step, Option<(Uuid, Body)>),
     Own(String, owning::Step),
-    Replicas(String, u8),
+    Copies(String, Wanted),
     /// A data connection of this host has ended.
     DataDown(Uuid),
     /// What has come back on one.
@@ -173,9 +173,9 @@ enum Input {
 /// An order that touches the volume itself.
 #[derive(Clone)]
 enum Job {
-    Serve(Box<Record>, Vec<PeerId>),
+    Serve(Box<Record>, Needs),
     /// The same while another host may still write its image.
-    ServeUnproved(Vec<PeerId>),
+    ServeUnproved(Needs),
     /// It is served like that, and has the right by now.
     Prove(Box<Record>),
     LetGo,
@@ -317,9 +317,9 @@ impl Units {
         self.put(Input::Data(host, body));
     }
 
-    /// So many copies on other hosts are wanted from now on.
-    pub fn set_replicas(&self, name: &str, replicas: u8) {
-        self.put(Input::Replicas(name.to_owned(), replicas));
+    /// These copies are wanted from now on.
+    pub fn set_copies(&self, name: &str, copies: Wanted) {
+        self.put(Input::Copies(name.to_owned(), copies));
     }
 
     /// Goes on without the owner, which an administrator says to write no more.
@@ -458,7 +458,7 @@ impl Manager {
             Input::Of(name, event) => self.event(&name, *event),
             Input::Copy(copy, step, told) => self.copy_step(copy, step, told),
             Input::Own(name, step) => self.own_step(&name, step),
-            Input::Replicas(name, replicas) => self.set_replicas(&name, replicas),
+            Input::Copies(name, copies) => self.set_copies(&name, copies),
             Input::DataDown(host) => self.data_down(host),
             Input::Data(host, body) => self.heard_data(host, body),
             Input::Owed(name) => {

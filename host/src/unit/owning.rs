@@ -104,6 +104,9 @@ pub(super) struct Owning {
     /// It could not be given then: everything goes to the origin first.
     pub kept: Option<Instant>,
     pub problem: Option<String>,
+    /// What the log was told last of answering at the origin, and its answer that is waited for.
+    pub told_origin: bool,
+    pub telling: Option<CommandReply>,
     /// What another host's copy has, on its way here.
     pub fetch: Option<Fetch>,
     /// So that the machine is fed one event at a time.
@@ -132,6 +135,8 @@ impl Owning {
             giving: None,
             kept: None,
             problem: None,
+            told_origin: false,
+            telling: None,
             fetch: None,
             events: VecDeque::new(),
             feeding: false,

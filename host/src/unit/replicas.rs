@@ -9,12 +9,15 @@
 //! ```
 //! Always true: the log asks at least the copies that the set asks, before a client is let in and
 //! until a record without a copy is decided; a copy is told to the set as live when the log has
-//! counted it; what the set knows of a copy is what the log knew at one moment.
+//! counted it; what the set knows of a copy is what the log knew at one moment. The log answers
+//! flushes by what the origin has from before a copy is asked no more, where the set says so.
 //! Deliberately absent: what the machines decide; the copies themselves ([`super::kept`]).
 
+use super::copies::{OnDegraded, Wanted};
 use super::kept::{Place, take_over};
 use super::owning::{Owning, Step, What, now};
 use super::{Entry, Event as UnitEvent, Input, Job, Manager, Random};
+use crate::shard::control::Needs;
 use engine::event::Credit;
 use engine::snapshot::CopySnapshot;
 use engine::types::{Serial, Uuid, VolumeId};
@@ -32,12 +35,23 @@ use std::time::Instant;
 const UNWRITTEN: &str = "its record cannot be written into the vault; make room there, and see \
                          that this host reaches it and may write it";
 
+/// What the set is told of the copies that its volume is to have.
+fn wanted_events(copies: Wanted) -> [set::Event; 2] {
+    let through = copies.on_degraded == OnDegraded::WriteThrough;
+    [
+        set::Event::AtOrigin(through),
+        set::Event::Wanted(copies.replicas),
+    ]
+}
+
 impl Manager {
-    pub(super) fn set_replicas(&mut self, name: &str, replicas: u8) {
+    pub(super) fn set_copies(&mut self, name: &str, copies: Wanted) {
         if let Some(entry) = self.entries.get_mut(name) {
-            entry.settings.replicas = replicas;
+            entry.settings.copies = copies;
         }
-        self.set_event(name, set::Event::Wanted(replicas));
+        for event in wanted_events(copies) {
+            self.set_event(name, event);
+        }
         self.begin_copies(name);
     }
 
@@ -48,7 +62,7 @@ impl Manager {
         };
         let Some((_, unit)) = &entry.unit else { return };
         let served = *unit.state() == super::State::Owner && entry.is_served();
-        let begins = served && entry.settings.replicas > 0 && entry.owning.is_none();
+        let begins = served && entry.settings.copies.replicas > 0 && entry.owning.is_none();
         if !begins || entry.busy || entry.leaving {
             return;
         }
@@ -306,7 +320,7 @@ impl Manager {
         let Some(entry) = self.entries.get_mut(name) else {
             return;
         };
-        let wanted = entry.settings.replicas;
+        let wanted = entry.settings.copies;
         // Of the record before the one that gave the unit to this host: no other host has made one
         // between them.
         let proved = entry.proved.is_some_and(|of| of + 1 == owns.record.given);
@@ -316,7 +330,9 @@ impl Manager {
         let owning = entry.owning.as_mut().expect("it has begun");
         owning.what = What::Set(Box::new(Set::new(me, owns)));
         owning.begun = Instant::now();
-        self.set_event(name, set::Event::Wanted(wanted));
+        for event in wanted_events(wanted) {
+            self.set_event(name, event);
+        }
         if proved {
             self.set_event(name, set::Event::Proved(epoch));
         }
@@ -455,7 +471,9 @@ impl Manager {
         let name = name.to_owned();
         self.workers.run(move |ends| {
             super::jobs::wait_for_quiet(quiet, ends);
-            let prepared = sides.prepare(Some(of).filter(|of| of.number > 0), epoch);
+            let of = Some(of).filter(|of| of.number > 0);
+            // What this host has of it is in its log.
+            let prepared = sides.prepare(of, epoch, false);
             if prepared.is_err() {
                 sides.remove(epoch);
             }
@@ -548,7 +566,9 @@ impl Manager {
             return;
         }
         owning.serving = true;
+        owning.told_origin = owning.set().is_some_and(Set::answers_at_origin);
         let counts = owning.set().map(Set::must_have).unwrap_or_default();
+        let at_origin = owning.told_origin;
         let own = owning.own;
         let others = counts.into_iter().filter(|member| member.copy != own);
         let others: Vec<Member> = others.collect();
@@ -558,9 +578,10 @@ impl Manager {
             peers.push(peer);
             self.stream_of(name, member, peer).counted = true;
         }
+        let needs = Needs { peers, at_origin };
         let job = match record {
-            Some(record) => Job::Serve(Box::new(record), peers),
-            None => Job::ServeUnproved(peers),
+            Some(record) => Job::Serve(Box::new(record), needs),
+            None => Job::ServeUnproved(needs),
         };
         self.queue(name, job);
     }

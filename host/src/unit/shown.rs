@@ -109,7 +109,7 @@ impl Manager {
     }
 
     pub(super) fn describe_copies(&self, entry: &Entry) -> Option<Replication> {
-        let wanted = entry.settings.replicas;
+        let wanted = entry.settings.copies.replicas;
         if entry.unfit && wanted > 0 && entry.is_served() {
             let words = "copies of an image that is not raw are not in this version; write \
                          `replicas = 0`";
@@ -153,7 +153,11 @@ impl Manager {
             }
             set::State::Degraded | set::State::Ended => {
                 let learner = learner.map(|it| it.member.host);
-                ("degraded", Some(self.degraded_by(entry, learner)))
+                let mut words = self.degraded_by(entry, learner);
+                if set.record().at_origin {
+                    words += "; until it has one, flushes are answered when its image has them";
+                }
+                ("degraded", Some(words))
             }
         };
         let end = set.history().end().0.max(1);
@@ -167,6 +171,7 @@ impl Manager {
             state,
             members,
             learner,
+            at_origin: set.record().at_origin,
             reason,
         })
     }

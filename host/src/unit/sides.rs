@@ -25,7 +25,7 @@ use node::unit::Unit;
 use node::vault::{Cas, Outcome, hex};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// What a host is in its cluster.
@@ -271,7 +271,7 @@ impl Sides {
             nonce: fresh(),
         };
         let journal = self.path(JOURNAL)?;
-        self.copy(path, &journal, ledger, epoch)?;
+        self.copy(path, &journal, ledger, (epoch, false))?;
         let record = Record {
             cluster: member.cluster,
             unit,
@@ -284,6 +284,7 @@ impl Sides {
             given: 0,
             wanted: 0,
             degraded: None,
+            at_origin: false,
             members: Vec::new(),
         };
         let records = self.records(member, unit)?;
@@ -303,7 +304,8 @@ impl Sides {
     }
 
     /// Makes ledger and journal of an epoch as those of the one before are.
-    pub fn prepare(&self, of: Option<Epoch>, epoch: Epoch) -> Result<(), String> {
+    /// `whole`: whoever wrote the ones before has promised nothing that the origin has not.
+    pub fn prepare(&self, of: Option<Epoch>, epoch: Epoch, whole: bool) -> Result<(), String> {
         let (to, _) = self.of_epoch(epoch)?;
         let blank = || {
             let made = self.write(&to, &[]);
@@ -315,7 +317,7 @@ impl Sides {
         };
         let (ledger_path, journal) = self.of_epoch(of)?;
         match written::read_ledger(&ledger_path) {
-            Some(ledger) => self.copy(&ledger_path, &journal, &ledger, epoch),
+            Some(ledger) => self.copy(&ledger_path, &journal, &ledger, (epoch, whole)),
             // Its owner has never written through the log.
             None if is_blank(&ledger_path) => blank(),
             None => {
@@ -330,7 +332,7 @@ impl Sides {
         ledger_path: &Path,
         journal: &Path,
         ledger: &Ledger,
-        epoch: Epoch,
+        (epoch, whole): (Epoch, bool),
     ) -> Result<(), String> {
         let (to_ledger, to_journal) = self.of_epoch(epoch)?;
         let pending = matches!(ledger.progress, Progress::Apply { .. });
@@ -345,6 +347,13 @@ impl Sides {
             copy(journal, &to_journal).map_err(|error| failed(&to_journal, "make it", &error))?;
         }
         copy(ledger_path, &to_ledger).map_err(|error| failed(&to_ledger, "make it", &error))?;
+        if whole {
+            let mut settled = ledger.clone();
+            settled.accept_loss();
+            settled.sequence += 1;
+            let written = write_newest(&to_ledger, &settled);
+            written.map_err(|error| failed(&to_ledger, "make it", &error))?;
+        }
         sync(&to_ledger)
     }
 
@@ -403,6 +412,13 @@ impl Sides {
             let _ = fs::remove_file(place.join(name));
         }
     }
+}
+
+/// Writes the slot that is newest from now on.
+fn write_newest(path: &Path, ledger: &Ledger) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    file.write_all_at(&ledger.encode(), Ledger::slot_at(ledger.sequence))?;
+    file.sync_all()
 }
 
 fn is_blank(path: &Path) -> bool {

@@ -6,7 +6,7 @@
 //! are, which [`super::replicas`] decides with its machines.
 
 use super::Manager;
-use super::logs::{Neighbour, StreamTo};
+use super::logs::{Logs, Neighbour, StreamTo};
 use super::owning::{Owning, Stream, asks, now};
 use super::room;
 use crate::shard::control::{CommandError, CommandReply};
@@ -16,7 +16,7 @@ use engine::types::{PeerId, Serial, Uuid};
 use node::choice::{Candidate, Wish, choose};
 use node::message::Body;
 use node::record::Member;
-use node::set;
+use node::set::{self, Set};
 use node::watch::{Verdict, Watch};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,29 @@ const CLOSED_MAX: Duration = Duration::from_secs(1);
 const BEGIN_MAX: Duration = Duration::from_secs(3);
 /// How long a host may take to make a copy.
 const MAKE_MAX: Duration = Duration::from_secs(10);
+
+/// The log answers flushes by what the origin has, or does no more, as the set says.
+fn tell_origin(logs: &dyn Logs, owning: &mut Owning) {
+    let on = owning.set().is_some_and(Set::answers_at_origin);
+    if let (true, Some(volume)) = (owning.told_origin != on, owning.volume) {
+        let telling = logs.begin(Command::AnswerAtOrigin { volume, on });
+        (owning.told_origin, owning.telling) = (on, telling);
+    }
+}
+
+/// Whether it does, if that is news for the set. What is seen while an order is not carried out may
+/// be of before it.
+fn obeying(owning: &mut Owning, view: &CopySnapshot) -> Option<bool> {
+    if let Some(telling) = &mut owning.telling {
+        if telling.take().is_some() {
+            owning.telling = None;
+        }
+        return None;
+    }
+    let obeys = owning.told_origin && view.at_origin;
+    let known = owning.set().is_some_and(Set::obeys);
+    (obeys != known).then_some(obeys)
+}
 
 impl Manager {
     pub(super) fn peer_id(&mut self, host: Uuid) -> PeerId {
@@ -156,9 +179,11 @@ impl Manager {
 
     /// The log asks no copy any more that the set does not ask.
     pub(super) fn count_copies(&mut self, name: &str) {
+        let logs = self.logs.clone();
         let Some(owning) = self.owning(name).filter(|it| it.served) else {
             return;
         };
+        tell_origin(&*logs, owning);
         let Some(set) = owning.set() else { return };
         let asked = set.must_have();
         let streams = owning.streams.iter().filter(|(_, stream)| {
@@ -239,6 +264,9 @@ impl Manager {
             self.set_event(name, set::Event::Heard { from, body });
         }
         self.tell_destaged(name, view.destaged);
+        if let Some(obeys) = self.owning(name).and_then(|it| obeying(it, view)) {
+            self.set_event(name, set::Event::Obeys(obeys));
+        }
     }
 
     fn look_at_peer(&mut self, name: &str, host: Uuid, view: &CopySnapshot) {

@@ -262,6 +262,7 @@ fn record(number: u64, nonce: u8) -> Record {
         given: 0,
         wanted: 0,
         degraded: None,
+        at_origin: false,
         members: Vec::new(),
     }
 }

@@ -6,7 +6,6 @@
 
 use super::{Action, Cx, Set};
 use crate::broken::{Rule, has};
-use crate::message::Body;
 use crate::record::{Epoch, Holder};
 use alloc::string::String;
 use engine::types::Uuid;
@@ -31,13 +30,6 @@ impl Set {
 
     pub(super) fn is_proved(&self) -> bool {
         self.proved == Some(self.record.epoch)
-    }
-
-    pub(super) fn ask_for_release(&mut self, cx: &mut Cx<'_>) {
-        let (number, epoch) = (self.record.number, self.record.epoch);
-        if let Some(host) = self.waits_for().map(|it| it.host) {
-            cx.send(host, Body::Release { number, epoch });
-        }
     }
 
     /// What the host that may still write the origin says of that.

@@ -52,6 +52,7 @@ impl Set {
         let mut record = self.draft(cx, self.record.members.clone());
         record.drainer = self.record.drainer().cloned();
         (record.owner, record.given) = (Some(to), record.number);
+        record.at_origin = false;
         self.giving = None;
         Some(record)
     }

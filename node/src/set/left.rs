@@ -1,14 +1,76 @@
 //! Copies that no record names: what a learner can go on with, and what is dropped.
 //!
 //! Always true: a copy is dropped only when it is not used and the origin has all that it has, when
-//! it takes room that its host is short of, or when the copies that count are complete.
+//! it takes room that its host is short of, or when the copies that count are complete; what is
+//! remembered of copies is bounded.
 //! Deliberately absent: which copies count.
 
 use super::{Cx, MEMBERS_MAX, OLD_MAX, Peer, Set};
 use crate::message::{Body, Status};
 use crate::record::{Member, Record};
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use engine::types::Uuid;
+
+/// What is known of copies that no record names, at most one of each sort on each host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Left {
+    /// The next learner there may go on with one.
+    members: Vec<Member>,
+    /// Those of owners before this one, by host: nothing goes on with them.
+    old: Vec<(Uuid, Uuid)>,
+    /// Those that were left out because their hosts had no room for them.
+    full: Vec<(Uuid, Uuid)>,
+}
+
+impl Left {
+    pub fn leave(&mut self, member: Member) {
+        self.members.retain(|left| left.host != member.host);
+        self.members.push(member);
+        if self.members.len() > MEMBERS_MAX {
+            self.members.remove(0);
+        }
+    }
+
+    /// It has no room at its host.
+    fn leave_full(&mut self, host: Uuid, copy: Uuid) {
+        self.full.retain(|(at, _)| *at != host);
+        self.full.push((host, copy));
+    }
+
+    /// Nothing can go on with it.
+    pub fn forget(&mut self, copy: Uuid) {
+        self.members.retain(|left| left.copy != copy);
+    }
+
+    /// What a learner on this host, with this cache, goes on with.
+    pub fn take(&mut self, host: Uuid, cache: Uuid) -> Option<Member> {
+        let mut members = self.members.iter();
+        let at = members.position(|left| (left.host, left.cache) == (host, cache));
+        at.map(|at| self.members.remove(at))
+    }
+
+    /// A host has a copy that no record names any more: it is told when it is not needed.
+    pub fn find(&mut self, host: Uuid, copy: Uuid) {
+        let known = self.members.iter().any(|left| left.copy == copy);
+        if !known && !self.old.contains(&(host, copy)) && self.old.len() < OLD_MAX {
+            self.old.push((host, copy));
+        }
+    }
+
+    /// All but those without room, which were dropped: host and copy.
+    pub fn take_all(&mut self) -> impl Iterator<Item = (Uuid, Uuid)> + use<> {
+        let members = core::mem::take(&mut self.members).into_iter();
+        let members = members.map(|it| (it.host, it.copy));
+        members.chain(core::mem::take(&mut self.old))
+    }
+}
+
+/// By this record the copy is not needed.
+pub(super) fn drop_copy(cx: &mut Cx<'_>, record: &Record, (host, copy): (Uuid, Uuid)) {
+    let record = Box::new(record.clone());
+    cx.send(host, Body::Drop { copy, record });
+}
 
 impl Set {
     /// A copy takes room that is short, or all that it has is at the origin (C12).
@@ -16,17 +78,7 @@ impl Set {
         let copy = status.copy;
         let used = copy == self.own.copy || self.peers.iter().any(|it| it.member.copy == copy);
         let at_origin = status.history.end() <= self.destaged && status.term <= self.record.number;
-        !used && (at_origin || self.full.contains(&(from, copy)))
-    }
-
-    /// A host has a copy that no record names any more: it is told when it is not needed.
-    pub(super) fn found(&mut self, from: Uuid, status: &Status) {
-        let copy = status.copy;
-        let known = copy == self.own.copy || self.left.iter().any(|left| left.copy == copy);
-        let known = known || self.old.contains(&(from, copy)) || self.old.len() == OLD_MAX;
-        if !known && status.term <= self.record.number {
-            self.old.push((from, copy));
-        }
+        !used && (at_origin || self.left.full.contains(&(from, copy)))
     }
 
     /// A copy that is not used may let go of what the origin has (C12). What it has up to there is
@@ -52,34 +104,17 @@ impl Set {
     pub(super) fn leave_peer(&mut self, cx: &mut Cx<'_>, peer: &Peer) {
         let Member { host, copy, .. } = peer.member;
         if !peer.full {
-            return self.leave(peer.member);
+            return self.left.leave(peer.member);
         }
-        self.full.retain(|(at, _)| *at != host);
-        self.full.push((host, copy));
-        self.drop_copy(cx, host, copy);
-    }
-
-    pub(super) fn drop_copy(&self, cx: &mut Cx<'_>, host: Uuid, copy: Uuid) {
-        let record = Box::new(self.record.clone());
-        cx.send(host, Body::Drop { copy, record });
-    }
-
-    pub(super) fn leave(&mut self, member: Member) {
-        self.left.retain(|left| left.host != member.host);
-        self.left.push(member);
-        if self.left.len() > MEMBERS_MAX {
-            self.left.remove(0);
-        }
+        self.left.leave_full(host, copy);
+        drop_copy(cx, &self.record, (host, copy));
     }
 
     /// Everything is at the origin: what other hosts have is not needed.
     pub(super) fn drop_all(&mut self, cx: &mut Cx<'_>, record: &Record) {
         let peers = self.peers.iter().map(|peer| peer.member);
-        let copies = peers.chain(core::mem::take(&mut self.left));
-        let copies = copies.map(|it| (it.host, it.copy));
-        for (host, copy) in copies.chain(core::mem::take(&mut self.old)) {
-            let record = Box::new(record.clone());
-            cx.send(host, Body::Drop { copy, record });
-        }
+        let peers: Vec<(Uuid, Uuid)> = peers.map(|it| (it.host, it.copy)).collect();
+        let copies = peers.into_iter().chain(self.left.take_all());
+        copies.for_each(|it| drop_copy(cx, record, it));
     }
 }

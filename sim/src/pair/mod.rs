@@ -5,7 +5,8 @@
 //! at the end the owner dies, the replica is taken over, what the old owner has is retired, and a
 //! third host fetches that. The log of a host is small, and in some runs the peer has a guest of
 //! its own, which writes as much as it can. The records of the cluster are a flag here: whether the
-//! peer is a member, which the pair changes as the rules for sets say.
+//! peer is a member, and whether the image has all that was promised, which the pair changes as the
+//! rules for sets say.
 //!
 //! Always true: both engines are the product's own; nothing depends on anything but the seed. What
 //! is judged: a guest finds all that a flush has promised, as the disk was after some number of
@@ -14,6 +15,7 @@
 //! than it may.
 //! Deliberately absent: real records, and more than one peer.
 
+mod at_origin;
 mod machine;
 mod model;
 mod neighbour;
@@ -21,6 +23,8 @@ mod neighbour;
 use crate::devices::Origin;
 use crate::disk::Disk;
 use crate::rng::Rng;
+use at_origin::AtOrigin;
+use engine::engine::Settled;
 use engine::event::{
     Admission, Command, Credit, Event, Refusal, ReplicaSpec, ResetOn, Share, Tuning, VolumeSpec,
 };
@@ -76,12 +80,13 @@ pub struct Counters {
     pub with_flushes: u64,
     pub destages: u64,
     pub spoiled: u64,
-    pub lost: u64,
     /// A link that found no room for another copy, and a peer that had none for what it lacks.
     pub refused: u64,
     pub short: u64,
     /// Writes of the peer's own guest.
     pub neighbour: u64,
+    /// Owners that were lost with their cache while the image had all that was promised.
+    pub lost_owners: u64,
 }
 
 impl Counters {
@@ -101,10 +106,10 @@ impl Counters {
         self.with_flushes += other.with_flushes;
         self.destages += other.destages;
         self.spoiled += other.spoiled;
-        self.lost += other.lost;
         self.refused += other.refused;
         self.short += other.short;
         self.neighbour += other.neighbour;
+        self.lost_owners += other.lost_owners;
     }
 }
 
@@ -149,6 +154,7 @@ struct Pair {
     /// A batch of this link was lost: what comes behind it is refused.
     gap: bool,
     neighbour: Option<Neighbour>,
+    at_origin: AtOrigin,
     /// How many of the possible flushes there are, in a thousand.
     flushes: u64,
 }
@@ -230,6 +236,7 @@ impl Pair {
             tuning,
             gap: false,
             neighbour,
+            at_origin: AtOrigin::of_seed(seed, tuning.destage),
             flushes,
         };
         pair.disk = attach(&mut pair.owner, "disk", (0, SECTORS), tuning)?;
@@ -266,6 +273,7 @@ impl Pair {
             _ => self.write_beside(),
         }
         self.reap()?;
+        at_origin::step(self)?;
         match self.rng.chance(100) {
             true => self.judge_room(),
             false => Ok(()),
@@ -357,7 +365,6 @@ impl Pair {
         };
         if self.rng.chance(3) {
             self.gap = true;
-            self.counters.lost += 1;
             return Ok(());
         }
         let volume = self.replica.ok_or("a link without a replica")?;
@@ -465,6 +472,9 @@ impl Pair {
             // The record follows: from now on the peer may take over.
             self.member = answer.is_ok();
             self.counters.counted += u64::from(self.member);
+            if self.member {
+                at_origin::end(self)?;
+            }
         }
         Ok(())
     }
@@ -641,6 +651,7 @@ impl Pair {
                 counts,
             }))?;
         }
+        at_origin::begin_again(self)?;
         self.counters.owner_crashes += 1;
         if self.member {
             self.bring_up()?;
@@ -696,7 +707,10 @@ impl Pair {
             _ => {}
         }
         if !self.member {
-            return self.crash_owner();
+            return match at_origin::come(self)? {
+                true => at_origin::lose_owner(self),
+                false => self.crash_owner(),
+            };
         }
         self.break_link();
         let promised = self.model.promised();
@@ -953,6 +967,15 @@ fn attach(
     let id = machine.engine().place(name);
     machine.devices.places.insert(id, place);
     let settled = machine.settle(id)?;
+    attach_settled(machine, (id, name), (place, sectors), (settled, tuning))
+}
+
+fn attach_settled(
+    machine: &mut Machine,
+    (id, name): (VolumeId, &str),
+    (place, sectors): (usize, u64),
+    (settled, tuning): (Settled, Tuning),
+) -> Result<VolumeId, String> {
     let spec = VolumeSpec {
         name: name.to_owned(),
         origin: format!("/images/{name}.raw"),

@@ -231,6 +231,7 @@ impl Rule {
 fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
     let gate = match bug {
         Bug::AcknowledgeBeforePeers
+        | Bug::AnswerBeforeOrigin
         | Bug::DestagePastPeers
         | Bug::CountForgettingFlushes
         | Bug::FreezeUnsynced

@@ -11,6 +11,7 @@ mod bench;
 mod cli;
 mod clients;
 mod cluster_copies;
+mod cluster_degraded;
 mod cluster_etcd;
 mod cluster_give;
 mod cluster_links;

@@ -23,6 +23,7 @@ fn full() -> Shown {
         state: "full",
         members,
         learner: None,
+        at_origin: false,
         reason: None,
     })
 }
@@ -38,6 +39,7 @@ fn degraded() -> Shown {
             host: "host-c".into(),
             percent: 40,
         }),
+        at_origin: false,
         reason: Some("host-b has not answered for 1 s".into()),
     })
 }
@@ -100,7 +102,7 @@ fn a_volume_with_all_its_copies_loses_nothing_flushed_and_asks_for_nothing() {
             { "host": "host-a", "state": "here", "durable_serial": 9 },
             { "host": "host-b", "state": "streaming", "durable_serial": 9 },
         ],
-        "learner": null, "reason": null,
+        "learner": null, "at_origin": false, "reason": null,
     });
     assert_eq!(volume["replication"], wanted);
     assert_eq!(
@@ -145,6 +147,15 @@ fn a_volume_with_too_few_copies_is_degraded_and_says_what_is_on_this_host_only()
         troubles(&house),
         [format!("volume a is degraded: {reason}")]
     );
+    let mut through = degraded();
+    through.replication.as_mut().expect("copies").at_origin = true;
+    house.fake.state().units.insert("a".into(), through);
+    let volume = document(&house);
+    assert_eq!(volume["effective_policy"], "write-through");
+    assert_eq!(
+        volume["promise"],
+        "if this host dies now, nothing that a guest flushed is lost: it is on the origin"
+    );
     // A host that hears of each write, and lacks earlier ones, is promised nothing of.
     let mut streams = degraded();
     let copies = streams.replication.as_mut().expect("copies");
@@ -187,7 +198,8 @@ fn a_volume_whose_flushes_wait_says_so() {
 fn a_volume_without_copies_shows_none() {
     let house = shown(Shown::default());
     let wanted = json!({
-        "wanted": 0, "real": 0, "state": null, "members": [], "learner": null, "reason": null,
+        "wanted": 0, "real": 0, "state": null, "members": [], "learner": null,
+        "at_origin": false, "reason": null,
     });
     let volume = document(&house);
     assert_eq!(volume["replication"], wanted);
