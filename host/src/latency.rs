@@ -4,12 +4,16 @@
 //! when its answer is published: shown in the used ring, or taken by the socket. Always true: a
 //! time is known to within a thirty-second part of itself, and never told as less than it was;
 //! what was counted under one policy is never added to what was counted under another; counting
-//! takes no memory and no lock, so that the shard counts while others read. Deliberately absent:
+//! takes no memory and no lock, so that the shard counts while others read; who reads again without
+//! anything new reads no class. Deliberately absent:
 //! the clock, which is the shard's, and how long an origin takes, which the engine counts.
 
 use engine::types::{Policy, Time};
 use histogram::{AtomicHistogram, Config};
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A microsecond, in what is counted: powers of two, so that no class straddles the bounds of the
 /// coarse ones, which are powers of two in microseconds.
@@ -45,6 +49,11 @@ pub struct Recorder {
     /// When the counting began.
     pub since: Time,
     kinds: [AtomicHistogram; 3],
+    /// How many were counted. One thread counts.
+    counted: AtomicU64,
+    /// What was read last, and how many had been counted before that: most volumes of a host rest,
+    /// and to read all classes takes far longer than to see that there is nothing new.
+    read: Mutex<(u64, Arc<[Distribution; 3]>)>,
 }
 
 impl Recorder {
@@ -53,6 +62,8 @@ impl Recorder {
             policy,
             since,
             kinds: std::array::from_fn(|_| AtomicHistogram::with_config(&CLASSES)),
+            counted: AtomicU64::new(0),
+            read: Mutex::default(),
         }
     }
 
@@ -64,14 +75,22 @@ impl Recorder {
         let units = units.min((1 << POWER_MAX) - 1);
         let counted = self.kinds[kind as usize].increment(units);
         counted.expect("what is too long was cut");
+        // Who sees this sees the class as well.
+        self.counted.store(self.counted.load(Relaxed) + 1, Release);
     }
 
     /// A copy, of what was counted until `now`.
     pub fn read(&self, now: Time) -> Latency {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = self.counted.load(Acquire);
+        if read.0 != counted {
+            let kinds = Kind::ALL.map(|kind| Distribution::of(&self.kinds[kind as usize]));
+            *read = (counted, Arc::new(kinds));
+        }
         Latency {
             policy: self.policy,
             window_ns: now.since(self.since),
-            kinds: Kind::ALL.map(|kind| Distribution::of(&self.kinds[kind as usize])),
+            kinds: read.1.clone(),
         }
     }
 }
@@ -82,7 +101,7 @@ pub struct Latency {
     pub policy: Policy,
     /// How long it was counted for.
     pub window_ns: u64,
-    kinds: [Distribution; 3],
+    kinds: Arc<[Distribution; 3]>,
 }
 
 impl Latency {
@@ -93,13 +112,16 @@ impl Latency {
     /// What came after `before`: all of it, where that is of another policy or of another life.
     pub fn since(&self, before: Option<&Latency>) -> Latency {
         let before = before.filter(|before| before.policy == self.policy);
-        let kinds = Kind::ALL.map(|kind| {
-            let now = self.of(kind);
-            let newer = before.and_then(|before| now.since(before.of(kind)));
-            newer.unwrap_or_else(|| now.clone())
-        });
+        let kinds = match before {
+            Some(before) if Arc::ptr_eq(&before.kinds, &self.kinds) => Default::default(),
+            _ => Kind::ALL.map(|kind| {
+                let now = self.of(kind);
+                let newer = before.and_then(|before| now.since(before.of(kind)));
+                newer.unwrap_or_else(|| now.clone())
+            }),
+        };
         Latency {
-            kinds,
+            kinds: Arc::new(kinds),
             ..self.clone()
         }
     }
@@ -116,11 +138,11 @@ impl ByPolicy {
         let known = self.all.iter_mut().find(|it| it.0 == latency.policy);
         match known {
             Some((_, kinds)) => {
-                for (sum, more) in kinds.iter_mut().zip(&latency.kinds) {
+                for (sum, more) in kinds.iter_mut().zip(latency.kinds.iter()) {
                     sum.add(more);
                 }
             }
-            None => self.all.push((latency.policy, latency.kinds.clone())),
+            None => self.all.push((latency.policy, (*latency.kinds).clone())),
         }
     }
 
@@ -277,6 +299,20 @@ mod tests {
             nanos += nanos / 7 + 1;
         }
         assert_eq!(counted(&[1]).window_ns, 20);
+    }
+
+    #[test]
+    fn what_is_read_again_is_new_only_where_something_was_counted() {
+        let recorder = Recorder::new(Policy::WriteBack, Time(0));
+        recorder.add(Kind::Read, 3_000);
+        let first = recorder.read(Time(1));
+        let again = recorder.read(Time(2));
+        assert!(Arc::ptr_eq(&first.kinds, &again.kinds));
+        assert_eq!(again.window_ns, 2);
+        assert!(again.since(Some(&first)).of(Kind::Read).is_empty());
+        recorder.add(Kind::Read, 3_000);
+        let newer = recorder.read(Time(3)).since(Some(&again));
+        assert_eq!(newer.of(Kind::Read).total(), 1);
     }
 
     #[test]
