@@ -563,8 +563,8 @@ impl Admin {
         let notes = match self.machine.volume_move(name, host)? {
             true => Vec::new(),
             false => vec![format!(
-                "{host} has no copy of it, so it was destaged; no host owns it until a client \
-                 connects"
+                "{host} has no copy of it that is complete, so it was destaged; no host owns it \
+                 until a client connects"
             )],
         };
         Ok(Outcome { notes })

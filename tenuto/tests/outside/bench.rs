@@ -294,12 +294,24 @@ fn the_benchmark_of_single_requests_says_which_path_each_row_measured() {
     );
 }
 
+/// A benchmark with slots in which everybody comes to a processor and to the device: on a slow one
+/// a row of short slots has no proof.
+fn with_long_slots(rig: &Rig, arguments: &[&str]) -> Value {
+    for seconds in ["0.3", "2"] {
+        let output = rig.tenuto(&[arguments, &["--seconds", seconds, "--json"]].concat());
+        if output.status.success() {
+            return serde_json::from_slice(&output.stdout).expect("one document");
+        }
+        println!("slots of {seconds} s are too short: {}", text_of(&output));
+    }
+    rig.json(&[arguments, &["--seconds", "10"]].concat())
+}
+
 #[test]
 fn the_benchmark_of_single_requests_asks_through_rings_in_either_way_of_waiting() {
     let rig = Rig::new();
     let path = rig.dir.join("file").display().to_string();
-    // Long enough for everybody to come to a processor in each slot.
-    let short = ["--rounds", "2", "--seconds", "0.3", "--size", "64MiB"];
+    let short = ["--rounds", "2", "--size", "64MiB"];
     let ways: [(&[&str], u64, bool); 2] = [
         (&["--polling", "--rows", "ram-read,write-flush"], 1, true),
         (&["--queues", "2"], 2, false),
@@ -307,7 +319,7 @@ fn the_benchmark_of_single_requests_asks_through_rings_in_either_way_of_waiting(
     for (way, queues, polling) in ways {
         let arguments = ["bench", "micro", "--client", "vhost-user"];
         let rest = ["--against", "raw", "--qd", "1,8", "--path", &path];
-        let document = rig.json(&[&arguments[..], &short, way, &rest].concat());
+        let document = with_long_slots(&rig, &[&arguments[..], &short, way, &rest].concat());
         assert_told_on_what(&document);
         let parameters = &document["parameters"];
         assert_eq!(parameters["client"], "vhost-user");
