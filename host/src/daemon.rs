@@ -51,6 +51,7 @@ use node::record::Epoch;
 pub use places::ImagePlaces;
 use places::Ledgers;
 pub use rebase::{Below, Merged};
+pub use resize::Resized;
 pub use rings::FrontEndCounters;
 use rings::FrontEnds;
 use sockets::Sockets;

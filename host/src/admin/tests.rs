@@ -31,6 +31,8 @@ struct FakeState {
     units: BTreeMap<String, Shown>,
     copies: Vec<CopyShown>,
     orders: Vec<String>,
+    /// Who hears of the size of a volume.
+    resized: Resized,
     /// Its next volume is refused, with the file of this name turned into a directory before.
     breaks: Option<PathBuf>,
 }
@@ -249,11 +251,10 @@ impl Machine for Fake {
         })
     }
 
-    fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
-        self.state()
-            .orders
-            .push(format!("resize {name} {size_bytes}"));
-        Ok(())
+    fn resize(&self, name: &str, size_bytes: u64) -> Result<Resized> {
+        let mut state = self.state();
+        state.orders.push(format!("resize {name} {size_bytes}"));
+        Ok(state.resized)
     }
 
     fn orphan(&self, name: &str) -> Result<()> {

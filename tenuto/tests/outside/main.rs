@@ -95,6 +95,7 @@ mod vhost_found;
 mod vhost_guest;
 mod vhost_kill;
 mod vhost_migration;
+mod vhost_resize;
 mod vhost_rules;
 mod vhost_several;
 mod vhost_told;
