@@ -197,6 +197,14 @@ impl Driver {
         self.ask(CMD_RECONFIGURE, &body).map(drop)
     }
 
+    /// Tells the programs that use a device that its volume has another size.
+    pub fn resize(&mut self, device: Device, volume: &str, size_bytes: u64) -> io::Result<()> {
+        let mut body = attribute(ATTR_INDEX, &device.index.to_ne_bytes());
+        body.extend(attribute(ATTR_SIZE_BYTES, &size_bytes.to_ne_bytes()));
+        body.extend(backend(volume));
+        self.ask(CMD_RECONFIGURE, &body).map(drop)
+    }
+
     pub fn disconnect(&mut self, device: Device) -> io::Result<()> {
         let body = attribute(ATTR_INDEX, &device.index.to_ne_bytes());
         self.ask(CMD_DISCONNECT, &body)?;
@@ -250,9 +258,14 @@ fn described(volume: &str, connection: &Connection) -> Vec<u8> {
         &u64::from(connection.flags).to_ne_bytes(),
     ));
     body.extend(attribute(ATTR_SOCKETS | NESTED, &sockets));
-    let backend = format!("{BACKEND}{volume}\0");
-    body.extend(attribute(ATTR_BACKEND_IDENTIFIER, backend.as_bytes()));
+    body.extend(backend(volume));
     body
+}
+
+/// Whose device it is.
+fn backend(volume: &str) -> Vec<u8> {
+    let backend = format!("{BACKEND}{volume}\0");
+    attribute(ATTR_BACKEND_IDENTIFIER, backend.as_bytes())
 }
 
 /// One attribute, with what makes its end even.

@@ -5,6 +5,7 @@ use super::arguments;
 use super::attach::{self, Disk};
 use super::checkpoint;
 use super::copies;
+use super::device;
 use super::output::{self, Output};
 use super::progress::{self, Pending, Progress, Work};
 use super::reply::done;
@@ -59,7 +60,7 @@ pub enum Command {
     /// Know from now on what changes, for incremental backups
     Checkpoint(checkpoint::Checkpoint),
     /// Give this host a block device of a volume, for programs that take no other disk
-    Device(super::device::AsDevice),
+    Device(device::AsDevice),
     /// Show where each range lies: RAM, SSD or origin
     Map(super::map::Map),
     /// Go on with a held volume from its last destaged state
@@ -242,7 +243,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Quiesce(command) => checkpoint::quiesce(context, &command),
         Command::Resume(command) => checkpoint::resume(context, &command),
         Command::Checkpoint(command) => checkpoint::run(context, &command),
-        Command::Device(command) => super::device::run(context, &command),
+        Command::Device(command) => device::run(context, &command),
         Command::Map(command) => super::map::run(context, &command),
         Command::AcceptLoss(command) => accept_loss(context, &command),
         Command::Takeover(command) => takeover(context, &command),
@@ -693,9 +694,15 @@ fn move_to(context: &Context, command: &Move) -> Result<()> {
 fn resize(context: &Context, command: &Resize) -> Result<()> {
     let name = &command.name;
     let body = json!({ "size": command.size, "shrink": command.shrink });
-    let reply = context
+    let mut reply = context
         .client()?
         .post(&url(name, "/resize")?, Some(&body), PATIENT)?;
+    if let Some(note) = device::grow(name, number(&reply["size_bytes"])) {
+        match reply["notes"].as_array_mut() {
+            Some(notes) => notes.push(note.into()),
+            None => reply["notes"] = json!([note]),
+        }
+    }
     let size = bytes(&reply["size_bytes"]);
     done(context, &reply, &format!("volume {name}: has {size}"))
 }

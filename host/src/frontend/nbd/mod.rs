@@ -329,6 +329,14 @@ impl Session {
         }
     }
 
+    /// The export is larger than the client was told, who may have heard of it in another way:
+    /// requests up to its end are taken from now on.
+    pub fn grow(&mut self, size_bytes: u64) {
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.grow(size_bytes);
+        }
+    }
+
     /// The export is gone: every further request is answered by [`Error::Shutdown`].
     pub fn revoke(&mut self) {
         if let Phase::Transmission(transmission) = &mut self.phase {

@@ -59,6 +59,10 @@ impl Rights {
         }
     }
 
+    pub fn grow(&mut self, size_bytes: u64) {
+        self.size_bytes = self.size_bytes.max(size_bytes);
+    }
+
     /// What the request is, or why it is refused.
     pub fn judge(&self, head: &RequestHead) -> Result<(Command, Kind), Refused> {
         if self.revoked {

@@ -205,6 +205,10 @@ impl Transmission {
         self.head_filled > 0 || !matches!(self.intake, Intake::Head)
     }
 
+    pub fn grow(&mut self, size_bytes: u64) {
+        self.rights.grow(size_bytes);
+    }
+
     pub fn revoke(&mut self) {
         self.rights.revoked = true;
     }
