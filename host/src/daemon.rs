@@ -129,6 +129,8 @@ pub struct VolumeSettings {
     pub flow: FlowLimits,
     /// What it has of the log, and of a storage that other volumes destage to.
     pub share: Share,
+    /// Logical block that guests are shown.
+    pub block_bytes: u32,
     /// Of its guest.
     pub limit: GuestLimit,
     /// Volumes of one name stand at one point in time; empty = this one alone.

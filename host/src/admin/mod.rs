@@ -438,6 +438,10 @@ impl Admin {
         if crosses {
             return Err(no_way(name, old, new));
         }
+        if volume.block_bytes != known.volumes[at].block_bytes && !away {
+            let look = self.look()?;
+            refuse_connected(&look, find(&look, name)?, "set the block-size of")?;
+        }
         match away {
             true => self.machine.change_away(volume.settings())?,
             false => self.machine.tune(volume.settings())?,

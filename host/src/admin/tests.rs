@@ -541,7 +541,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         group_members: 0,
     };
     // Where a volume is exported, and who may write it there, is no business of the engine.
-    let of_host = ["export", "limit", "shared", "replicas"];
+    let of_host = ["export", "block-size", "limit", "shared", "replicas"];
     let of_engine = keys::TUNABLES.iter();
     let of_engine = of_engine.filter(|key| !of_host.contains(key));
     assert_eq!(of_engine.count(), 12);

@@ -398,6 +398,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
         ("dirty", dirty_text(volume)),
         ("overlay", overlay_text(&volume["overlay"])),
         ("flow control", flow_text(volume)),
+        ("block size", block_text(&volume["block_bytes"])),
         ("limit", limit_text(&volume["limit"])),
         ("serials", serials_text(volume)),
         ("clients", number(&volume["clients"]).to_string()),
@@ -413,7 +414,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
     if volume["image"].is_null() {
         rows.retain(|(name, _)| *name != "image");
     }
-    rows.retain(|(name, value)| *name != "limit" || !value.is_empty());
+    rows.retain(|(name, value)| !matches!(*name, "limit" | "block size") || !value.is_empty());
     let not_its_own = match volume["overlay"].is_null() {
         true => "overlay",
         false => "dirty",
@@ -490,6 +491,14 @@ fn flow_text(volume: &Value) -> String {
 }
 
 /// Of the guest; empty where there is none.
+/// Nothing for the one that all disks have.
+fn block_text(block_bytes: &Value) -> String {
+    match number(block_bytes) {
+        0 | 512 => String::new(),
+        _ => bytes(block_bytes),
+    }
+}
+
 fn limit_text(limit: &Value) -> String {
     let mut parts = Vec::new();
     match number(&limit["iops"]) {

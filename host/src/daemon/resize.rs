@@ -6,7 +6,7 @@
 //! shown, because their protocol has no way to tell them; a volume becomes smaller only without
 //! clients. Deliberately absent: the order of the steps; see the engine.
 
-use super::volumes::Entry;
+use super::volumes::{Entry, check_blocks};
 use super::{Daemon, VolumeError};
 use crate::frontend::vhost_user::connection::Heard;
 use crate::shard::control::CommandError;
@@ -54,6 +54,7 @@ impl Daemon {
 
     fn check_resize(&self, entry: &Entry, size_bytes: u64) -> Result<(), VolumeError> {
         let name = &entry.settings.name;
+        check_blocks(&entry.settings, size_bytes)?;
         let shown = entry.image.as_ref().filter(|image| image.written);
         let holds = shown.is_some_and(|image| !image.snapshots.is_empty());
         if holds && size_bytes < entry.size_bytes {

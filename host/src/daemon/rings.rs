@@ -257,7 +257,7 @@ fn description(entry: &Entry) -> Description {
     Description {
         disk: Disk {
             capacity_sectors: entry.size_bytes / SECTOR_BYTES,
-            block_bytes: SECTOR_BYTES as u32,
+            block_bytes: settings.block_bytes,
             read_only: settings.read_only,
             flush: true,
             discard: ranges,

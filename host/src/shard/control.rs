@@ -112,6 +112,8 @@ pub struct Export {
     pub read_only: bool,
     /// Several clients may write at once.
     pub shared: bool,
+    /// Logical block that clients are shown.
+    pub block_bytes: u32,
     pub description: String,
 }
 

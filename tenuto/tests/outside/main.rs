@@ -8,6 +8,7 @@
 mod agents;
 mod backup;
 mod bench;
+mod block_size;
 mod cli;
 mod clients;
 mod cluster_copies;

@@ -34,6 +34,7 @@ pub const GET_PROTOCOL_FEATURES: u32 = 15;
 pub const SET_PROTOCOL_FEATURES: u32 = 16;
 pub const SET_VRING_ENABLE: u32 = 18;
 pub const SET_BACKEND_REQ_FD: u32 = 21;
+pub const GET_CONFIG: u32 = 24;
 pub const ADD_MEM_REG: u32 = 37;
 pub const REM_MEM_REG: u32 = 38;
 
@@ -516,6 +517,14 @@ impl Polite {
     pub fn try_write(&mut self, at: u64, bytes: &[u8]) -> u8 {
         self.ram.write(DATA_AT, bytes);
         self.request(OUT, at / 512, bytes.len() as u32, false)
+    }
+
+    /// Reads the configuration space.
+    pub fn config(&self, offset: u32, bytes: usize) -> Vec<u8> {
+        let mut body = words(&[offset, bytes as u32, 0]);
+        body.resize(12 + bytes, 0);
+        let answer = self.front.ask(GET_CONFIG, &body).expect("an answer");
+        answer[12..].to_vec()
     }
 
     /// Sends a descriptor that is nothing else. False where it is refused.
