@@ -83,6 +83,7 @@ fn exports() -> Vec<Export> {
         trim: true,
         write_zeroes: true,
         fast_zero: false,
+        block_bytes: 1,
         bitmaps: Vec::new(),
     };
     let fixed = Export {

@@ -182,7 +182,7 @@ fn message(source: &mut Source, handler: &mut Handler<Data>) -> Result<(), Refus
             let features = about(source, agreed & !without);
             handler.set_features(features)
         }
-        1 => handler.set_protocol_features(about(source, 0xb20b)),
+        1 => handler.set_protocol_features(about(source, 0xb22b)),
         2 => handler.set_memory(&[(place(source), memory.try_clone().expect("a clone"))]),
         3 => handler.add_memory(place(source), memory),
         4 => handler.remove_memory(place(source)),
@@ -214,6 +214,7 @@ fn message(source: &mut Source, handler: &mut Handler<Data>) -> Result<(), Refus
         _ => match source.byte() {
             0..=39 => handler.reset(),
             40..=79 => handler.disown(),
+            80..=99 => handler.set_channel(signal.into_iter().collect()),
             _ => {
                 let mode = about(source, 1) as u8;
                 handler.write_config(about(source, 32) as u32, &[mode])

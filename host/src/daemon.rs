@@ -52,6 +52,7 @@ use node::record::Epoch;
 pub use places::ImagePlaces;
 use places::Ledgers;
 pub use rebase::{Below, Merged};
+pub use resize::Resized;
 pub use rings::FrontEndCounters;
 use rings::FrontEnds;
 use sockets::Sockets;
@@ -130,6 +131,8 @@ pub struct VolumeSettings {
     pub flow: FlowLimits,
     /// What it has of the log, and of a storage that other volumes destage to.
     pub share: Share,
+    /// Logical block that guests are shown.
+    pub block_bytes: u32,
     /// Of its guest.
     pub limit: GuestLimit,
     /// Volumes of one name stand at one point in time; empty = this one alone.

@@ -20,8 +20,8 @@ use std::time::Duration;
 
 /// Before the name of a volume in a backend identifier; udev makes it a path below `/dev`.
 const BACKEND: &str = "tenuto/";
-/// What partition tables and boot loaders expect.
-const BLOCK_BYTES: u64 = 512;
+/// What partition tables and boot loaders expect, where the server asks for no more.
+const BLOCK_BYTES: u32 = 512;
 /// Ten years: a request waits for a server that comes back, however late. Who cannot wait detaches.
 const DEAD_CONNECTION_SECONDS: u64 = 10 * 365 * 86_400;
 /// How long the kernel waits before it looks whether the connection of a request was replaced.
@@ -66,6 +66,7 @@ const NESTED: u16 = 1 << 15;
 pub struct Connection {
     pub socket: UnixStream,
     pub size_bytes: u64,
+    block_bytes: u32,
     flags: u16,
 }
 
@@ -84,15 +85,21 @@ impl Connection {
         socket.write_all(&flags.to_be_bytes())?;
         let mut body = (name.len() as u32).to_be_bytes().to_vec();
         body.extend(name.as_bytes());
-        body.extend(0_u16.to_be_bytes());
+        body.extend(1_u16.to_be_bytes());
+        body.extend(info::BLOCK_SIZE.to_be_bytes());
         socket.write_all(&nbd::option_request(option::GO, &body))?;
-        let (size_bytes, flags) = go(&mut socket)?;
+        let Told {
+            size_bytes,
+            flags,
+            block_bytes,
+        } = go(&mut socket)?;
         // From here on it is the kernel that reads and writes.
         socket.set_read_timeout(None)?;
         socket.set_write_timeout(None)?;
         Ok(Connection {
             socket,
             size_bytes,
+            block_bytes,
             flags,
         })
     }
@@ -106,9 +113,16 @@ fn wrong(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-/// Reads the answers to GO: size and flags of the export.
-fn go(socket: &mut UnixStream) -> io::Result<(u64, u16)> {
-    let mut found = None;
+/// What a server says of an export.
+struct Told {
+    size_bytes: u64,
+    flags: u16,
+    block_bytes: u32,
+}
+
+/// Reads the answers to GO.
+fn go(socket: &mut UnixStream) -> io::Result<Told> {
+    let (mut found, mut block_bytes) = (None, BLOCK_BYTES);
     for _ in 0..REPLIES_MAX {
         let mut head = [0; nbd::OPTION_REPLY_HEAD_BYTES];
         socket.read_exact(&mut head)?;
@@ -123,8 +137,18 @@ fn go(socket: &mut UnixStream) -> io::Result<(u64, u16)> {
         let mut body = vec![0; length as usize];
         socket.read_exact(&mut body)?;
         match kind {
-            answer::INFO => found = size_and_flags(&body).or(found),
-            answer::ACK => return found.ok_or_else(|| wrong("tells no size")),
+            answer::INFO => {
+                found = size_and_flags(&body).or(found);
+                block_bytes = block_size(&body).unwrap_or(block_bytes);
+            }
+            answer::ACK => {
+                let (size_bytes, flags) = found.ok_or_else(|| wrong("tells no size"))?;
+                return Ok(Told {
+                    size_bytes,
+                    flags,
+                    block_bytes,
+                });
+            }
             _ if answer::is_error(kind) => {
                 let text = String::from_utf8_lossy(&body);
                 return Err(io::Error::other(match text.is_empty() {
@@ -142,6 +166,15 @@ fn size_and_flags(body: &[u8]) -> Option<(u64, u16)> {
     let mut reader = Reader::new(body);
     match reader.u16()? {
         info::EXPORT => Some((reader.u64()?, reader.u16()?)),
+        _ => None,
+    }
+}
+
+/// The smallest block of an export that the kernel has to keep to.
+fn block_size(body: &[u8]) -> Option<u32> {
+    let mut reader = Reader::new(body);
+    match reader.u16()? {
+        info::BLOCK_SIZE => Some(reader.u32()?.max(BLOCK_BYTES)),
         _ => None,
     }
 }
@@ -172,7 +205,8 @@ impl Driver {
     /// Makes a device that is in no use the one of a volume; which one the kernel chooses.
     pub fn connect(&mut self, volume: &str, connection: &Connection) -> io::Result<Device> {
         let mut body = described(volume, connection);
-        body.extend(attribute(ATTR_BLOCK_SIZE_BYTES, &BLOCK_BYTES.to_ne_bytes()));
+        let block_bytes = u64::from(connection.block_bytes);
+        body.extend(attribute(ATTR_BLOCK_SIZE_BYTES, &block_bytes.to_ne_bytes()));
         // Without one a request is never taken from a connection that lives.
         body.extend(attribute(ATTR_TIMEOUT, &0_u64.to_ne_bytes()));
         let dead = DEAD_CONNECTION_SECONDS.to_ne_bytes();
@@ -194,6 +228,14 @@ impl Driver {
     pub fn replace(&mut self, device: Device, volume: &str, by: &Connection) -> io::Result<()> {
         let mut body = attribute(ATTR_INDEX, &device.index.to_ne_bytes());
         body.extend(described(volume, by));
+        self.ask(CMD_RECONFIGURE, &body).map(drop)
+    }
+
+    /// Tells the programs that use a device that its volume has another size.
+    pub fn resize(&mut self, device: Device, volume: &str, size_bytes: u64) -> io::Result<()> {
+        let mut body = attribute(ATTR_INDEX, &device.index.to_ne_bytes());
+        body.extend(attribute(ATTR_SIZE_BYTES, &size_bytes.to_ne_bytes()));
+        body.extend(backend(volume));
         self.ask(CMD_RECONFIGURE, &body).map(drop)
     }
 
@@ -250,9 +292,14 @@ fn described(volume: &str, connection: &Connection) -> Vec<u8> {
         &u64::from(connection.flags).to_ne_bytes(),
     ));
     body.extend(attribute(ATTR_SOCKETS | NESTED, &sockets));
-    let backend = format!("{BACKEND}{volume}\0");
-    body.extend(attribute(ATTR_BACKEND_IDENTIFIER, backend.as_bytes()));
+    body.extend(backend(volume));
     body
+}
+
+/// Whose device it is.
+fn backend(volume: &str) -> Vec<u8> {
+    let backend = format!("{BACKEND}{volume}\0");
+    attribute(ATTR_BACKEND_IDENTIFIER, backend.as_bytes())
 }
 
 /// One attribute, with what makes its end even.

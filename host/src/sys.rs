@@ -13,6 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 /// `_IO(0x12, 127)`, `_IOR(0x12, 114, size_t)` and `_IO(0x12, 104)` of linux/fs.h.
 const BLKZEROOUT: libc::Ioctl = 0x127f;
@@ -22,6 +23,8 @@ const BLKSSZGET: libc::Ioctl = 0x1268;
 const STATX_DIOALIGN: u32 = 0x2000;
 /// Groups of one process that the kernel allows.
 const GROUPS_MAX: usize = 65_536;
+/// Descriptors of one message that are looked at; the kernel closes further ones.
+const DESCRIPTORS_MAX: usize = 32;
 /// linux/magic.h.
 pub const NFS_MAGIC: i64 = 0x6969;
 /// NFS, SMB (both versions), Ceph, FUSE.
@@ -326,6 +329,59 @@ pub fn is_event(file: &File) -> bool {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     let name = std::fs::read_link(link);
     name.is_ok_and(|name| name.as_os_str() == "anon_inode:[eventfd]")
+}
+
+/// Whether a descriptor is a stream socket of this host.
+pub fn is_unix_stream(file: &File) -> bool {
+    let option = |name| {
+        let mut value: libc::c_int = 0;
+        let mut bytes = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: an open descriptor; `value` and `bytes` outlive the call and fit each other.
+        let asked = check(unsafe {
+            libc::getsockopt(
+                file.as_raw_fd(),
+                libc::SOL_SOCKET,
+                name,
+                (&raw mut value).cast(),
+                &mut bytes,
+            )
+        });
+        asked.ok().map(|()| value)
+    };
+    option(libc::SO_DOMAIN) == Some(libc::AF_UNIX)
+        && option(libc::SO_TYPE) == Some(libc::SOCK_STREAM)
+}
+
+/// Sends all of it now, or nothing. Never waits, whatever flags the socket has.
+pub fn send_now(socket: &UnixStream, bytes: &[u8]) -> io::Result<()> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: an open descriptor; the bytes outlive the call.
+    let sent = unsafe {
+        let from = bytes.as_ptr().cast();
+        libc::send(socket.as_raw_fd(), from, bytes.len(), flags)
+    };
+    match usize::try_from(sent) {
+        Ok(sent) if sent == bytes.len() => Ok(()),
+        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Takes bytes that are there, and the descriptors that came with them.
+pub fn receive_with_files(socket: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Vec<File>)> {
+    let mut descriptors = [-1; DESCRIPTORS_MAX];
+    let mut pieces = [libc::iovec {
+        iov_base: into.as_mut_ptr().cast(),
+        iov_len: into.len(),
+    }];
+    // SAFETY: the one piece is a slice that outlives the call and may be written.
+    let received = unsafe { socket.recv_with_fds(&mut pieces, &mut descriptors) };
+    let received = received.map_err(|error| io::Error::from_raw_os_error(error.errno()));
+    let (bytes, files) = received?;
+    let files = descriptors[..files].iter();
+    // SAFETY: the call above made them, and nothing else owns them.
+    let files = files.map(|&descriptor| unsafe { File::from_raw_fd(descriptor) });
+    Ok((bytes, files.collect()))
 }
 
 /// Waits for bytes on a socket and copies them without taking them; 0 at its end.

@@ -212,6 +212,7 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         dirty_limit_bytes: 4 << 30,
         flow: FlowLimits::default(),
         share: Default::default(),
+        block_bytes: 512,
         limit: Default::default(),
         group: String::new(),
         origin_queue_depth: 32,

@@ -141,6 +141,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
             "min_bytes": volume.share.min_bytes,
             "weight": volume.share.weight,
         },
+        "block_bytes": block_bytes(view, &volume.name),
         "limit": limit(view, &volume.name),
         "state": view.state(volume),
         "flags": flags(view, volume),
@@ -329,6 +330,11 @@ fn effective_reason(view: &View, volume: &VolumeSnapshot) -> Option<String> {
          `journal`"
             .into()
     })
+}
+
+/// The logical block that guests are shown.
+fn block_bytes(view: &View, name: &str) -> u32 {
+    view.configured(name).map_or(512, |it| it.block_bytes)
 }
 
 /// What the guest may ask for in a second; nothing is limited by zero.

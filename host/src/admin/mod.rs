@@ -37,7 +37,9 @@ mod web;
 use crate::backup::bitmap::Bitmap;
 use crate::cluster::{Links, PeerView};
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
-use crate::daemon::{Below, CheckpointShown, Merged, Noticed, VolumeSettings, Watched, Why};
+use crate::daemon::{
+    Below, CheckpointShown, Merged, Noticed, Resized, VolumeSettings, Watched, Why,
+};
 use crate::error::{Error, Kind, Result};
 use crate::latency::Latency;
 use crate::origin::clone::CloneOf;
@@ -89,8 +91,8 @@ pub trait Machine: Send + Sync + 'static {
     fn rebase(&self, name: &str, below: &Below, changes: bool) -> Result<u64>;
     /// Gives the image what its backing has; `remove`: that goes if nothing else needs it.
     fn merge(&self, name: &str, remove: bool) -> Result<Merged>;
-    /// Returns when the volume and its image have this size.
-    fn resize(&self, name: &str, size_bytes: u64) -> Result<()>;
+    /// Returns when the volume and its image have this size; which clients know it.
+    fn resize(&self, name: &str, size_bytes: u64) -> Result<Resized>;
     /// Keeps a volume for as long as its dirty data takes to its origin, and shows it to nobody;
     /// returns at once.
     fn orphan(&self, name: &str) -> Result<()>;
@@ -435,6 +437,10 @@ impl Admin {
         let crosses = old != new && (old == Policy::Ephemeral || new == Policy::Ephemeral);
         if crosses {
             return Err(no_way(name, old, new));
+        }
+        if volume.block_bytes != known.volumes[at].block_bytes && !away {
+            let look = self.look()?;
+            refuse_connected(&look, find(&look, name)?, "set the block-size of")?;
         }
         match away {
             true => self.machine.change_away(volume.settings())?,

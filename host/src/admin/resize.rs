@@ -2,6 +2,7 @@
 
 use super::{Admin, Outcome, find, refuse_connected, refuse_held};
 use crate::config::units::{human_bytes, parse_size};
+use crate::daemon::Resized;
 use crate::error::{Error, Result};
 use engine::types::{Policy, SECTOR_BYTES};
 
@@ -47,16 +48,45 @@ impl Admin {
                 self.machine.destage(volume.id)?;
             }
         }
-        self.machine.resize(name, new)?;
-        let clients = look.clients.iter().find(|(id, _)| *id == volume.id);
-        let mut notes = Vec::new();
-        if clients.is_some_and(|(_, clients)| *clients > 0) {
-            notes.push(format!(
-                "volume {name}: clients that are connected see the new size when they connect again"
-            ));
-        }
-        Ok(Outcome { notes })
+        let resized = self.machine.resize(name, new)?;
+        Ok(Outcome {
+            notes: notes(resized, name),
+        })
     }
+}
+
+/// Which clients see the new size, and when; nothing where there is none.
+fn notes(resized: Resized, name: &str) -> Vec<String> {
+    let Resized {
+        told,
+        untold,
+        by_nbd,
+    } = resized;
+    let notes = [
+        (
+            told,
+            "is told: its guest sees the new size now",
+            "vhost-user",
+        ),
+        (
+            untold,
+            "takes no message: it sees the new size when it connects again, or reads the \
+             configuration of its disk again",
+            "vhost-user",
+        ),
+        (
+            by_nbd,
+            "is not told, because NBD has no way to: it sees the new size when it connects \
+             again",
+            "NBD",
+        ),
+    ];
+    let notes = notes.iter().filter(|(count, ..)| *count > 0);
+    let note = |(count, what, by): &(u64, &str, &str)| match count {
+        1 => format!("volume {name}: a client over {by} {what}"),
+        _ => format!("volume {name}: each of {count} clients over {by} {what}"),
+    };
+    notes.map(note).collect()
 }
 
 fn wanted(size: &str, old: u64) -> Option<u64> {

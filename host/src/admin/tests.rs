@@ -31,6 +31,8 @@ struct FakeState {
     units: BTreeMap<String, Shown>,
     copies: Vec<CopyShown>,
     orders: Vec<String>,
+    /// Who hears of the size of a volume.
+    resized: Resized,
     /// Its next volume is refused, with the file of this name turned into a directory before.
     breaks: Option<PathBuf>,
 }
@@ -249,11 +251,10 @@ impl Machine for Fake {
         })
     }
 
-    fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
-        self.state()
-            .orders
-            .push(format!("resize {name} {size_bytes}"));
-        Ok(())
+    fn resize(&self, name: &str, size_bytes: u64) -> Result<Resized> {
+        let mut state = self.state();
+        state.orders.push(format!("resize {name} {size_bytes}"));
+        Ok(state.resized)
     }
 
     fn orphan(&self, name: &str) -> Result<()> {
@@ -540,7 +541,14 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         group_members: 0,
     };
     // Where a volume is exported, and who may write it there, is no business of the engine.
-    let of_host = ["export", "limit", "shared", "replicas", "on-degraded"];
+    let of_host = [
+        "export",
+        "block-size",
+        "limit",
+        "shared",
+        "replicas",
+        "on-degraded",
+    ];
     let of_engine = keys::TUNABLES.iter();
     let of_engine = of_engine.filter(|key| !of_host.contains(key));
     assert_eq!(of_engine.count(), 12);

@@ -149,6 +149,7 @@ impl Backup {
             trim: false,
             write_zeroes: false,
             fast_zero: false,
+            block_bytes: nbd::BLOCK_MINIMUM_BYTES,
             bitmaps: self.bitmaps.iter().map(|(name, _)| name.clone()).collect(),
         }
     }

@@ -36,6 +36,8 @@ pub struct Disk {
     /// Whether the guest is to see a volatile write cache. Where it sees none, QEMU sends each of
     /// its writes with FUA, so that what is acknowledged is durable.
     write_cache: bool,
+    /// Logical block; rings tell it by themselves.
+    block_bytes: u64,
 }
 
 impl Disk {
@@ -50,6 +52,7 @@ impl Disk {
             nbd: text("nbd_socket"),
             read_only: is_set("read-only"),
             write_cache: volume["write_cache"] != false && volume["policy"] != "write-through",
+            block_bytes: volume["block_bytes"].as_u64().unwrap_or(512),
         }
     }
 
@@ -65,6 +68,7 @@ impl Disk {
             nbd: volume.exports.nbd.then(|| socket("nbd")),
             read_only: volume.read_only,
             write_cache: volume.write_cache && volume.policy != Policy::WriteThrough,
+            block_bytes: volume.block_bytes.into(),
         }
     }
 
@@ -172,8 +176,9 @@ fn qemu_nbd(disk: &Disk, socket: &str) -> Vec<String> {
         "-device".into(),
         format!(
             "virtio-blk-pci,drive={node},serial={serial},write-cache={write_cache},\
-             physical_block_size=4096,logical_block_size=512",
+             physical_block_size=4096,logical_block_size={block_bytes}",
             serial = disk.serial(),
+            block_bytes = disk.block_bytes,
         ),
     ]
 }
@@ -231,12 +236,13 @@ fn libvirt_nbd(disk: &Disk, socket: &str) -> Result<Pasted> {
         \x20   <host transport='unix' socket='{socket}'/>\n\
         \x20   <reconnect delay='30'/>\n\
         \x20 </source>\n\
-        \x20 <blockio logical_block_size='512' physical_block_size='4096'/>\n\
+        \x20 <blockio logical_block_size='{block_bytes}' physical_block_size='4096'/>\n\
         \x20 <target dev='vda' bus='virtio'/>\n\
         {read_only}\
         \x20 <serial>{serial}</serial>\n\
         </disk>\n",
         name = disk.name,
+        block_bytes = disk.block_bytes,
         socket = attribute(disk, socket)?,
         serial = disk.serial(),
     );
@@ -306,6 +312,7 @@ mod tests {
             nbd: socket("nbd"),
             read_only: false,
             write_cache: true,
+            block_bytes: 512,
         }
     }
 

@@ -9,7 +9,7 @@
 //! that process is killed; a device that is mounted or open is never taken away; who attaches twice
 //! gets the same device. Deliberately absent: the words of the driver ([`crate::nbdlink`]).
 
-use super::reply::url;
+use super::reply::{number, url};
 use super::{Context, output};
 use crate::config::{DEFAULT_PATH, locate};
 use crate::error::{Error, Kind, Result, cause};
@@ -126,6 +126,15 @@ fn stay(context: &Context, name: &str) -> Result<()> {
     let mut driver = driver(name)?;
     let (known, lock) = wanted.device_or_lock()?;
     if let Some(device) = known {
+        // The volume may have grown meanwhile.
+        if device.size_bytes() < wanted.size_bytes {
+            let grown = driver.resize(device, name, wanted.size_bytes);
+            grown.map_err(|error| {
+                let (path, why) = (device.path(), cause(&error));
+                let message = format!("volume {name}: {} keeps its size: {why}", path.display());
+                Error::failed(message).about(name)
+            })?;
+        }
         settle(name, device);
         say(context, name, device)?;
         return match lock {
@@ -186,6 +195,7 @@ fn driver(name: &str) -> Result<Driver> {
 struct Wanted {
     name: String,
     socket: PathBuf,
+    size_bytes: u64,
     read_only: bool,
 }
 
@@ -203,6 +213,7 @@ impl Wanted {
         Ok(Wanted {
             name: name.into(),
             socket: socket.into(),
+            size_bytes: number(&volume["size_bytes"]),
             read_only: flags.iter().any(|flag| flag == "read-only"),
         })
     }
@@ -262,6 +273,22 @@ impl Wanted {
         }
         Ok(connection)
     }
+}
+
+/// Lets the block device of a volume on this host, if there is one, grow with it; what became of
+/// that.
+pub(super) fn grow(name: &str, size_bytes: u64) -> Option<String> {
+    let device = Device::of(name).filter(|device| device.size_bytes() < size_bytes)?;
+    let path = device.path().display().to_string();
+    let grown = Driver::open().and_then(|mut driver| driver.resize(device, name, size_bytes));
+    Some(match grown {
+        Ok(()) => format!("volume {name}: its block device {path} has the new size"),
+        Err(error) => format!(
+            "volume {name}: its block device {path} keeps its size: {}; run `sudo tenuto volume \
+             device {name}` to tell the kernel",
+            cause(&error)
+        ),
+    })
 }
 
 /// Puts another connection in the place of one that has died, until the device is taken away.

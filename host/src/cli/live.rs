@@ -6,8 +6,8 @@ use crate::admin::record::Tap;
 use crate::admin::{Held, Look, Machine, Recovery, Started};
 use crate::backup::bitmap::Bitmap;
 use crate::daemon::{
-    self, Below, CheckpointShown, Daemon, FrontEndCounters, Merged, StartError, VolumeError,
-    VolumeSettings, Why,
+    self, Below, CheckpointShown, Daemon, FrontEndCounters, Merged, Resized, StartError,
+    VolumeError, VolumeSettings, Why,
 };
 use crate::error::{Error, Kind, Result};
 use crate::ring::monotonic_ns;
@@ -209,7 +209,7 @@ impl Machine for Live {
         merged.map_err(|error| volume_error(name, error))
     }
 
-    fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
+    fn resize(&self, name: &str, size_bytes: u64) -> Result<Resized> {
         self.refuse_clustered(name, "another size")?;
         let resized = self.0.volume_resize(name, size_bytes);
         resized.map_err(|error| volume_error(name, error))

@@ -490,6 +490,7 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         dirty_limit_bytes: volume.dirty_bytes.max(1 << 20),
         flow: FlowLimits::default(),
         share: Default::default(),
+        block_bytes: 512,
         limit: Default::default(),
         group: String::new(),
         origin_queue_depth: 32,

@@ -5,6 +5,7 @@ use super::arguments;
 use super::attach::{self, Disk};
 use super::checkpoint;
 use super::copies;
+use super::device;
 use super::output::{self, Output};
 use super::progress::{self, Pending, Progress, Work};
 use super::reply::done;
@@ -59,7 +60,7 @@ pub enum Command {
     /// Know from now on what changes, for incremental backups
     Checkpoint(checkpoint::Checkpoint),
     /// Give this host a block device of a volume, for programs that take no other disk
-    Device(super::device::AsDevice),
+    Device(device::AsDevice),
     /// Show where each range lies: RAM, SSD or origin
     Map(super::map::Map),
     /// Go on with a held volume from its last destaged state
@@ -242,7 +243,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Quiesce(command) => checkpoint::quiesce(context, &command),
         Command::Resume(command) => checkpoint::resume(context, &command),
         Command::Checkpoint(command) => checkpoint::run(context, &command),
-        Command::Device(command) => super::device::run(context, &command),
+        Command::Device(command) => device::run(context, &command),
         Command::Map(command) => super::map::run(context, &command),
         Command::AcceptLoss(command) => accept_loss(context, &command),
         Command::Takeover(command) => takeover(context, &command),
@@ -397,6 +398,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
         ("dirty", dirty_text(volume)),
         ("overlay", overlay_text(&volume["overlay"])),
         ("flow control", flow_text(volume)),
+        ("block size", block_text(&volume["block_bytes"])),
         ("limit", limit_text(&volume["limit"])),
         ("serials", serials_text(volume)),
         ("clients", number(&volume["clients"]).to_string()),
@@ -412,7 +414,7 @@ fn show_text(output: &Output, volume: &Value) -> String {
     if volume["image"].is_null() {
         rows.retain(|(name, _)| *name != "image");
     }
-    rows.retain(|(name, value)| *name != "limit" || !value.is_empty());
+    rows.retain(|(name, value)| !matches!(*name, "limit" | "block size") || !value.is_empty());
     let not_its_own = match volume["overlay"].is_null() {
         true => "overlay",
         false => "dirty",
@@ -489,6 +491,14 @@ fn flow_text(volume: &Value) -> String {
 }
 
 /// Of the guest; empty where there is none.
+/// Nothing for the one that all disks have.
+fn block_text(block_bytes: &Value) -> String {
+    match number(block_bytes) {
+        0 | 512 => String::new(),
+        _ => bytes(block_bytes),
+    }
+}
+
 fn limit_text(limit: &Value) -> String {
     let mut parts = Vec::new();
     match number(&limit["iops"]) {
@@ -693,9 +703,15 @@ fn move_to(context: &Context, command: &Move) -> Result<()> {
 fn resize(context: &Context, command: &Resize) -> Result<()> {
     let name = &command.name;
     let body = json!({ "size": command.size, "shrink": command.shrink });
-    let reply = context
+    let mut reply = context
         .client()?
         .post(&url(name, "/resize")?, Some(&body), PATIENT)?;
+    if let Some(note) = device::grow(name, number(&reply["size_bytes"])) {
+        match reply["notes"].as_array_mut() {
+            Some(notes) => notes.push(note.into()),
+            None => reply["notes"] = json!([note]),
+        }
+    }
     let size = bytes(&reply["size_bytes"]);
     done(context, &reply, &format!("volume {name}: has {size}"))
 }

@@ -391,20 +391,22 @@ fn identity(meta: &Metadata) -> Identity {
     }
 }
 
-/// A raw image is a disk of whole sectors; a qcow2 file says what its disk is.
+/// A raw image is a disk of whole blocks; a qcow2 file says what its disk is.
 fn check_sectors(volume: &Volume, origin: &Origin) -> Result<(), Wrong> {
     let size_bytes = origin.size_bytes.unwrap_or(0);
-    if size_bytes.is_multiple_of(SECTOR_BYTES) {
+    let block_bytes = u64::from(volume.block_bytes);
+    if size_bytes.is_multiple_of(block_bytes) {
         return Ok(());
     }
     let what = format!(
-        "{} has {size_bytes} bytes, which is no multiple of {SECTOR_BYTES}",
+        "{} has {size_bytes} bytes, which is no multiple of {block_bytes}",
         volume.origin.display()
     );
-    Err(Wrong::new(
-        what,
-        "extend it to whole sectors, as in truncate -s %512",
-    ))
+    let right = match block_bytes == SECTOR_BYTES {
+        true => "extend it to whole sectors, as in truncate -s %512",
+        false => "extend it to whole blocks, as in truncate -s %4096, or leave block-size at 512",
+    };
+    Err(Wrong::new(what, right))
 }
 
 /// Whether the image is served as qcow2. Refuses to guess that a guest's disk is raw when it

@@ -553,6 +553,23 @@ pub const VOLUME: &[Key<Volume>] = &[
         show: |volume| volume.read_only.to_string(),
     },
     Key {
+        name: "block-size",
+        default: "512",
+        meaning: "logical block that guests are shown: 512 or 4096 bytes",
+        set: |volume, value| {
+            volume.block_bytes = match value.size_up_to(u64::MAX, "4096") {
+                Ok(512) => 512,
+                Ok(4096) => 4096,
+                _ => {
+                    let what = format!("{} is not a block size of disks", value.show());
+                    return Err(Wrong::new(what, "write 512 or 4096"));
+                }
+            };
+            Ok(())
+        },
+        show: |volume| volume.block_bytes.to_string(),
+    },
+    Key {
         name: "limit",
         default: "{ iops = \"0\", bandwidth = \"0\", burst = \"0\" }",
         meaning: "of the guest, per second; burst = time whose unused part may come at once",
@@ -613,6 +630,7 @@ pub const TUNABLES: &[&str] = &[
     "reset-on",
     "origin-timeout",
     "share",
+    "block-size",
     "limit",
     "shared",
     "export",
@@ -911,6 +929,7 @@ pub fn default_volume() -> Volume {
         dirty_limit_bytes: 4 * GIB,
         flow: FlowLimits::default(),
         share: Share::default(),
+        block_bytes: 512,
         limit: GuestLimit::default(),
         group: String::new(),
         overlay_ram_bytes: 256 * MIB,

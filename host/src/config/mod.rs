@@ -151,6 +151,8 @@ pub struct Volume {
     pub dirty_limit_bytes: u64,
     pub flow: FlowLimits,
     pub share: Share,
+    /// Logical block that guests are shown.
+    pub block_bytes: u32,
     pub limit: GuestLimit,
     /// Empty = it stands alone.
     pub group: String,
@@ -191,6 +193,7 @@ impl Volume {
             dirty_limit_bytes: self.dirty_limit_bytes,
             flow: self.flow,
             share: self.share,
+            block_bytes: self.block_bytes,
             limit: self.limit,
             group: self.group.clone(),
             origin_queue_depth: self.origin_queue_depth,

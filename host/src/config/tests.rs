@@ -153,6 +153,14 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
              10000",
         ),
         (
+            "block-size = 1024",
+            "block-size: 1024 is not a block size of disks; write 512 or 4096",
+        ),
+        (
+            "block-size = \"4k-native\"",
+            "block-size: \"4k-native\" is not a block size of disks; write 512 or 4096",
+        ),
+        (
             "limit = { burst = \"2w\" }",
             "limit: burst: \"2w\" is not a time; write ms, s, m, h or d, as in \"1s\"",
         ),
@@ -474,6 +482,22 @@ fn images_of_odd_size_and_things_that_are_no_images_are_refused() {
             .to_string()
     };
     assert!(error(&path).contains("has 1000 bytes, which is no multiple of 512; extend it"));
+    std::fs::write(&path, [0; 5120]).expect("written");
+    let lines = |block: &str| format!("{}block-size = {block}\n", text(&path));
+    check_text(&lines("512"), directory.path()).expect("whole sectors");
+    let blocks = ["4096", "\"4KiB\"", "\"4K\""];
+    for block in blocks {
+        let wrong = check_text(&lines(block), directory.path()).expect_err("refused");
+        let wrong = wrong.to_string();
+        assert!(
+            wrong.contains("has 5120 bytes, which is no multiple of 4096"),
+            "{wrong}"
+        );
+    }
+    std::fs::write(&path, [0; 8192]).expect("written");
+    for block in blocks {
+        check_text(&lines(block), directory.path()).expect("whole blocks");
+    }
     std::fs::write(&path, []).expect("written");
     assert!(error(&path).contains("is empty; give it its size first"));
     assert!(error(directory.path()).contains("is neither a file nor a block device; "));

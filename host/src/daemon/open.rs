@@ -191,6 +191,7 @@ fn orphan(volume: VolumeSnapshot) -> VolumeSettings {
         dirty_limit_bytes: volume.dirty_bytes,
         flow: FlowLimits::default(),
         share: Default::default(),
+        block_bytes: 512,
         limit: Default::default(),
         group: String::new(),
         origin_queue_depth: 32,

@@ -1,19 +1,31 @@
 //! Changing the size of a volume and of its image.
 //!
 //! Owns which images can change here: files, of a volume that has its image alone. Always true:
-//! clients that come are shown the size that volume and image have; those that are there keep the
-//! size they were shown, because NBD has no way to tell them, and a volume becomes smaller only
-//! without clients. Deliberately absent: the order of the steps; see the engine.
+//! clients that come are shown the size that volume and image have; front ends that are there are
+//! told of a larger one when requests of it are taken; clients of NBD keep the size they were
+//! shown, because their protocol has no way to tell them; a volume becomes smaller only without
+//! clients. Deliberately absent: the order of the steps; see the engine.
 
-use super::volumes::Entry;
+use super::volumes::{Entry, check_blocks};
 use super::{Daemon, VolumeError};
+use crate::frontend::vhost_user::connection::Heard;
 use crate::shard::control::CommandError;
 use engine::event::{Command, Refusal};
 use engine::types::Policy;
 
+/// Clients that were connected to a volume when it got its size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resized {
+    /// Front ends of vhost-user that were told.
+    pub told: u64,
+    /// Those that could not be told.
+    pub untold: u64,
+    pub by_nbd: u64,
+}
+
 impl Daemon {
-    /// Returns when volume and image have the size, durably.
-    pub fn volume_resize(&self, name: &str, size_bytes: u64) -> Result<(), VolumeError> {
+    /// Returns when volume and image have the size, durably, and who has heard of it.
+    pub fn volume_resize(&self, name: &str, size_bytes: u64) -> Result<Resized, VolumeError> {
         let claim = self.claim(name)?;
         let name = &claim.name;
         let mut entry = self.known(name)?;
@@ -30,11 +42,19 @@ impl Daemon {
             self.table().entries.insert(name.clone(), entry.clone());
         }
         self.show_again(&entry)?;
-        resized
+        resized?;
+        let Heard { told, untold } = self.front_ends.grow(&entry);
+        let by_nbd = self.handle.clients(volume)?.saturating_sub(told + untold);
+        Ok(Resized {
+            told,
+            untold,
+            by_nbd,
+        })
     }
 
     fn check_resize(&self, entry: &Entry, size_bytes: u64) -> Result<(), VolumeError> {
         let name = &entry.settings.name;
+        check_blocks(&entry.settings, size_bytes)?;
         let shown = entry.image.as_ref().filter(|image| image.written);
         let holds = shown.is_some_and(|image| !image.snapshots.is_empty());
         if holds && size_bytes < entry.size_bytes {

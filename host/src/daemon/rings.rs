@@ -8,8 +8,10 @@
 
 use super::volumes::Entry;
 use super::{Daemon, VolumeError};
-use crate::frontend::vhost_user::connection::Connections;
+use crate::frontend::vhost_user::DataError;
+use crate::frontend::vhost_user::capacity::{Capacity, LiveDisk};
 pub use crate::frontend::vhost_user::connection::Counters as FrontEndCounters;
+use crate::frontend::vhost_user::connection::{Connections, Heard};
 use crate::frontend::vhost_user::handler::{Description, QUEUES_MAX};
 use crate::peer::Peer;
 use crate::shard::control::{Greeter, Handle};
@@ -119,6 +121,12 @@ impl FrontEnds {
         self.offers().remove(name);
     }
 
+    /// The disk of this volume is larger now, and those who come are shown so already.
+    pub fn grow(&self, entry: &Entry) -> Heard {
+        let sectors = entry.size_bytes / SECTOR_BYTES;
+        self.connections.grow(&entry.settings.name, sectors)
+    }
+
     pub fn count(&self, name: &str) -> u64 {
         self.connections.count(name) as u64
     }
@@ -150,7 +158,7 @@ impl FrontEnds {
         let state_dir = state_dir.to_owned();
         Arc::new(move |socket: OwnedFd| {
             let known = offers.lock().expect("no holder of this lock panics");
-            let Some(offer) = known.get(&name).cloned() else {
+            let Some(shared) = known.get(&name).map(|offer| offer.shared) else {
                 let mut away = away.lock().expect("no holder of this lock panics");
                 if let Some(away) = away
                     .get_mut(&name)
@@ -170,17 +178,22 @@ impl FrontEnds {
             let peer = Peer::of(&socket);
             let comer = Comer {
                 kept: Kept::new(&state_dir, &name, &peer),
-                shared: offer.shared,
+                shared,
                 peer,
             };
-            let let_in = move || {
+            let (offers, of) = (offers.clone(), name.clone());
+            let let_in = move |capacity: Capacity| {
+                // As it is now: whoever changes its size from here on finds the front end.
+                let known = offers.lock().expect("no holder of this lock panics");
+                let offer = known.get(&of).cloned();
+                drop(known);
                 let Offer {
                     volume,
                     description,
                     ..
-                } = offer;
+                } = offer.ok_or_else(|| DataError::Refused("its volume is not served".into()))?;
                 let queues = description.hints.queues;
-                let disk = description.disk.clone();
+                let disk = LiveDisk::new(description.disk.clone(), capacity);
                 let side = GuestSide::open(handle, volume, disk, queues, comer)?;
                 Ok((description, side))
             };
@@ -244,7 +257,7 @@ fn description(entry: &Entry) -> Description {
     Description {
         disk: Disk {
             capacity_sectors: entry.size_bytes / SECTOR_BYTES,
-            block_bytes: SECTOR_BYTES as u32,
+            block_bytes: settings.block_bytes,
             read_only: settings.read_only,
             flush: true,
             discard: ranges,

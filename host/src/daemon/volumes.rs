@@ -94,6 +94,7 @@ impl Entry {
             size_bytes: self.size_bytes,
             read_only: self.settings.read_only,
             shared: self.settings.shared,
+            block_bytes: self.settings.block_bytes,
             description: format!("{} volume", self.settings.policy.name()),
         }
     }
@@ -426,6 +427,7 @@ impl Daemon {
     ) -> Result<(Attach, Option<ImageShown>), VolumeError> {
         let name = &settings.name;
         let (files, mut settled) = opened.map_err(|error| self.name_owner(error))?;
+        check_blocks(settings, files.size_bytes())?;
         let id = self.handle.place(name)?;
         if joining.accept_loss {
             settled.accept_loss();
@@ -436,6 +438,7 @@ impl Daemon {
             size_bytes: files.size_bytes(),
             read_only: settings.read_only,
             shared: settings.shared,
+            block_bytes: settings.block_bytes,
             description: format!("{} volume", settings.policy.name()),
         };
         let shown = !joining.orphan && !joining.commit;
@@ -582,8 +585,8 @@ impl Daemon {
 
     /// Changes what can be changed while a volume runs: `write_cache`, `shared`, `replicas`, `on_degraded`,
     /// `destage`, `destage_after`, `dirty_limit_bytes`, `flow`, `limit`, `origin_queue_depth`,
-    /// `admission`, `overlay_timeout`, `overlay_ram_bytes`, `reset_on`, `origin_timeout`, and
-    /// where it is exported.
+    /// `admission`, `overlay_timeout`, `overlay_ram_bytes`, `reset_on`, `origin_timeout`, where it
+    /// is exported, and, without clients, `block_bytes`.
     pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
         let name = &claim.name;
@@ -594,9 +597,17 @@ impl Daemon {
             )));
         }
         self.check_share(&settings)?;
+        check_blocks(&settings, entry.size_bytes)?;
+        if entry.settings.block_bytes != settings.block_bytes {
+            // A guest that runs cannot learn of it, and its requests would fail.
+            self.hold_alone(&entry)?;
+        }
         let tuning = tuning(&settings, self.group_members(&settings));
         let volume = entry.id;
-        self.command(name, Command::Tune { volume, tuning })?;
+        if let Err(error) = self.command(name, Command::Tune { volume, tuning }) {
+            self.show_again(&entry)?;
+            return Err(error);
+        }
         self.handle.limit(volume, settings.limit)?;
         let copies = settings.copies();
         if let Some(units) = self.units().filter(|_| entry.settings.copies() != copies) {
@@ -768,5 +779,17 @@ impl From<Fault> for VolumeError {
             Kind::NotFound | Kind::Invalid => VolumeError::Image(message),
             _ => VolumeError::Origin(message),
         }
+    }
+}
+
+/// A disk is whole blocks of the size that its guest is shown.
+pub(super) fn check_blocks(settings: &VolumeSettings, size_bytes: u64) -> Result<(), VolumeError> {
+    let (name, block_bytes) = (&settings.name, settings.block_bytes);
+    match size_bytes.is_multiple_of(block_bytes.into()) {
+        true => Ok(()),
+        false => Err(VolumeError::Settings(format!(
+            "volume {name}: a disk of {size_bytes} bytes is no whole number of blocks of \
+             {block_bytes}; give it a size that is, or leave block-size at 512"
+        ))),
     }
 }

@@ -280,8 +280,12 @@ impl<E: Decide> Shard<E> {
     fn show_export(&mut self, name: &str, shown: ExportAs) {
         match shown {
             ExportAs::Set(export) => {
-                if let Some(volume) = self.volumes.get(&export.volume) {
-                    self.exports.set(name, export, volume.policy);
+                let (volume, size_bytes) = (export.volume, export.size_bytes);
+                if let Some(known) = self.volumes.get(&volume) {
+                    self.exports.set(name, export, known.policy);
+                    let all = self.conns.iter_mut();
+                    let of_volume = all.filter(|conn| conn.volume == Some(volume));
+                    of_volume.for_each(|conn| conn.session.grow(size_bytes));
                 }
             }
             ExportAs::Held => self.exports.hold(name),

@@ -12,6 +12,7 @@ use crate::backup::{Backup, Window};
 use crate::cluster::data::DataSink;
 use crate::frontend::nbd::Tls;
 use crate::frontend::vhost_user::DataError;
+use crate::frontend::vhost_user::capacity::LiveDisk;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::latency::Recorder;
 use crate::limit::GuestLimit;
@@ -33,7 +34,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
-use vring::block::Disk;
 
 /// Requests that may wait in the channel.
 const REQUESTS_MAX: usize = 256;
@@ -112,6 +112,8 @@ pub struct Export {
     pub read_only: bool,
     /// Several clients may write at once.
     pub shared: bool,
+    /// Logical block that clients are shown.
+    pub block_bytes: u32,
     pub description: String,
 }
 
@@ -224,7 +226,7 @@ pub(super) type Answer<T> = oneshot::Sender<T>;
 /// A front end that has a device of a volume.
 pub(super) struct GuestOpen {
     pub volume: VolumeId,
-    pub disk: Disk,
+    pub disk: LiveDisk,
     pub queues: u16,
     pub memory: Arc<GuestMemory>,
     pub peer: Peer,

@@ -63,6 +63,11 @@ impl ExportTable {
             write_zeroes: !export.read_only,
             // In the log zeroes are an entry without payload; at the origin they may be bytes.
             fast_zero: !export.read_only && !policy.is_direct(),
+            // A disk of sectors takes any range: what is cut is read and written whole here.
+            block_bytes: match export.block_bytes {
+                512 => 1,
+                larger => larger,
+            },
             bitmaps: Vec::new(),
         };
         self.exports.insert(name.to_owned(), (export, shown));

@@ -73,6 +73,10 @@ impl<T> Slots<T> {
         self.live
     }
 
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.things.iter_mut().flatten()
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let all = self.things.iter().enumerate();
         all.filter_map(|(slot, thing)| Some((slot as u32, thing.as_ref()?)))

@@ -376,6 +376,7 @@ pub(super) fn house_with(name: &str, san: Option<Params>, counts: Vec<PeerId>) -
         size_bytes: SIZE,
         read_only: false,
         shared: false,
+        block_bytes: 512,
         description: String::new(),
     };
     let attach = Attach {

@@ -154,7 +154,7 @@ pub fn connect(queues: u16, depth: usize, wait: Wait) -> io::Result<Rings> {
     let side = Side { orders, bell };
     let description = Description { disk, hints };
     let connections = Connections::new(1);
-    let let_in = move || Ok((description, side));
+    let let_in = move |_| Ok((description, side));
     let connected = connections.connect("null", theirs, let_in);
     connected.map_err(io::Error::other)?;
     Rings::from_stream(ours, queues, depth, wait)

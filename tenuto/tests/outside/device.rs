@@ -36,6 +36,8 @@ ends_with() {
     test $code = $wanted || { echo "code $code"; return 1; }
 }
 device() { tenuto volume device "$@"; }
+# Sees no device.
+blind_resize() { unshare -m sh -c "umount /sys && tenuto volume resize disk $1"; }
 again() { sha256sum /mnt/first /mnt/second | cut -d ' ' -f 1; }
 "#;
 const CONFIGURATION: &str = r#"
@@ -128,6 +130,20 @@ fn a_volume_is_a_block_device_whose_requests_wait_for_a_daemon_that_was_killed()
     host.run("mount -t ext4 /dev/tenuto/disk /mnt");
     assert_eq!(host.run("again"), sums, "after a look at the device itself");
     host.run("umount /mnt");
+    host.run("dd if=/dev/urandom of=/mnt0 bs=4096 count=1 2>/dev/null");
+
+    // The kernel is told of another size, by the command or, where that cannot, by attaching again.
+    let said = host.run("tenuto volume resize disk +4MiB");
+    assert!(said.contains("/dev/nbd0 has the new size"), "{said}");
+    host.run("test $(cat /sys/block/nbd0/size) = $((36 * 2048))");
+    host.run("dd if=/mnt0 of=/dev/tenuto/disk bs=4096 seek=9215 conv=fsync,notrunc 2>/dev/null");
+    host.run("echo 3 >/proc/sys/vm/drop_caches");
+    host.run("dd if=/dev/tenuto/disk bs=4096 skip=9215 2>/dev/null | cmp - /mnt0");
+    host.run("blind_resize +4MiB");
+    host.run("test $(cat /sys/block/nbd0/size) = $((36 * 2048))");
+    host.run("device disk -q && test $(cat /sys/block/nbd0/size) = $((40 * 2048))");
+    let first = host.run("dd if=/dev/tenuto/disk bs=4096 skip=10239 2>/dev/null | wc -c");
+    assert_eq!(first, "4096");
 
     host.run("sleep 1000 </dev/tenuto/disk & holder=$!");
     let said = host.run("ends_with 4 device disk --detach");

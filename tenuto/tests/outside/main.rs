@@ -8,6 +8,7 @@
 mod agents;
 mod backup;
 mod bench;
+mod block_size;
 mod cli;
 mod clients;
 mod cluster_copies;
@@ -96,6 +97,7 @@ mod vhost_found;
 mod vhost_guest;
 mod vhost_kill;
 mod vhost_migration;
+mod vhost_resize;
 mod vhost_rules;
 mod vhost_several;
 mod vhost_told;

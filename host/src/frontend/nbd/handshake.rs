@@ -332,7 +332,7 @@ impl Handshake {
             );
         }
         if wanted.contains(&info::BLOCK_SIZE) {
-            let minimum = proto::BLOCK_MINIMUM_BYTES.to_be_bytes();
+            let minimum = export.block_bytes.to_be_bytes();
             let preferred = proto::BLOCK_PREFERRED_BYTES.to_be_bytes();
             put(
                 info::BLOCK_SIZE,

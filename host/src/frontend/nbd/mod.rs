@@ -39,7 +39,7 @@ mod rights;
 mod tests;
 mod transmission;
 
-pub use proto::{BLOCK_PREFERRED_BYTES, GREETING, PAYLOAD_BYTES_MAX};
+pub use proto::{BLOCK_MINIMUM_BYTES, BLOCK_PREFERRED_BYTES, GREETING, PAYLOAD_BYTES_MAX};
 pub use reply::{Chunk, Error, Extent, ExtentState, Frame};
 
 use crate::nbd as proto;
@@ -85,6 +85,8 @@ pub struct Export {
     pub write_zeroes: bool,
     /// Zeroing is quicker than writing zeroes; if not, requests that insist on it are refused.
     pub fast_zero: bool,
+    /// Requests begin and end at its multiples; 1, or a power of two.
+    pub block_bytes: u32,
     /// Names of bitmaps that say what has changed since some moment.
     pub bitmaps: Vec<String>,
 }
@@ -326,6 +328,14 @@ impl Session {
         match &self.phase {
             Phase::Handshake(handshake) => handshake.mid_message(),
             Phase::Transmission(transmission) => transmission.mid_message(),
+        }
+    }
+
+    /// The export is larger than the client was told, who may have heard of it in another way:
+    /// requests up to its end are taken from now on.
+    pub fn grow(&mut self, size_bytes: u64) {
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.grow(size_bytes);
         }
     }
 

@@ -5,6 +5,7 @@
 
 use super::proto::{self, chunk};
 use engine::event::Refusal;
+use std::borrow::Cow;
 
 /// The head of a reply, small enough to lie beside its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,51 @@ pub fn failure(structured: bool, cookie: u64, error: Error, text: &str) -> Vec<u
     out
 }
 
+/// The extents with their ends at whole blocks. A block that several cut is data, or changed: the
+/// state that promises nothing.
+pub fn whole_blocks(extents: &[Extent], block_bytes: u64) -> Cow<'_, [Extent]> {
+    let whole = |extent: &Extent| extent.length.is_multiple_of(block_bytes);
+    if extents.iter().all(whole) {
+        return Cow::Borrowed(extents);
+    }
+    let mut rounded: Vec<Extent> = Vec::new();
+    // Bytes of the block that the extents so far have begun, and what it is.
+    let (mut begun, mut mixed) = (0, ExtentState::Data);
+    for &Extent { length, state } in extents {
+        let mut left = length;
+        if begun > 0 {
+            let more = left.min(block_bytes - begun);
+            (begun, left) = (begun + more, left - more);
+            mixed = match mixed == state {
+                true => state,
+                false => state.unsure(),
+            };
+            if begun < block_bytes {
+                continue;
+            }
+            rounded.push(Extent {
+                length: block_bytes,
+                state: mixed,
+            });
+        }
+        (begun, mixed) = (left % block_bytes, state);
+        if left > begun {
+            rounded.push(Extent {
+                length: left - begun,
+                state,
+            });
+        }
+    }
+    // Nothing is known of the rest of a block that the last one only begins.
+    if rounded.is_empty() {
+        rounded.push(Extent {
+            length: block_bytes,
+            state: mixed.unsure(),
+        });
+    }
+    Cow::Owned(rounded)
+}
+
 /// Joins neighbours of one state, within the first `bytes` and up to a number of extents.
 pub fn join(extents: &[Extent], bytes: u32, extents_max: usize) -> Vec<(u32, ExtentState)> {
     let mut joined: Vec<(u32, ExtentState)> = Vec::new();
@@ -122,6 +168,14 @@ impl Frame {
 }
 
 impl ExtentState {
+    /// The state of a part about which nothing is promised.
+    const fn unsure(self) -> ExtentState {
+        match self {
+            ExtentState::Data | ExtentState::Zero | ExtentState::Hole => ExtentState::Data,
+            ExtentState::Same | ExtentState::Changed => ExtentState::Changed,
+        }
+    }
+
     pub(super) const fn flags(self) -> u32 {
         match self {
             ExtentState::Data | ExtentState::Same => 0,

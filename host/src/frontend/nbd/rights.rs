@@ -12,6 +12,7 @@ use super::{Command, Context, Export};
 #[derive(Debug)]
 pub struct Rights {
     size_bytes: u64,
+    block_bytes: u32,
     read_only: bool,
     trim: bool,
     write_zeroes: bool,
@@ -49,6 +50,7 @@ impl Rights {
         );
         Rights {
             size_bytes: export.size_bytes,
+            block_bytes: export.block_bytes,
             read_only: export.read_only,
             trim: export.trim,
             write_zeroes: export.write_zeroes,
@@ -57,6 +59,14 @@ impl Rights {
             contexts,
             revoked: false,
         }
+    }
+
+    pub fn block_bytes(&self) -> u32 {
+        self.block_bytes
+    }
+
+    pub fn grow(&mut self, size_bytes: u64) {
+        self.size_bytes = self.size_bytes.max(size_bytes);
     }
 
     /// What the request is, or why it is refused.
@@ -136,6 +146,11 @@ impl Rights {
                 command::READ => return Err((Error::Overflow, PAYLOAD_TOO_LARGE)),
                 _ => {}
             }
+        }
+        let block_bytes = u64::from(self.block_bytes);
+        let whole = |bytes: u64| bytes.is_multiple_of(block_bytes);
+        if !whole(head.offset) || !whole(head.length.into()) {
+            return Err((Error::Invalid, "the range is not of whole blocks"));
         }
         let end = head.offset.checked_add(u64::from(head.length));
         if end.is_some_and(|end| end <= self.size_bytes) {

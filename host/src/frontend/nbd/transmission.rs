@@ -7,7 +7,7 @@
 //! payload bytes, and the order in which requests are carried out.
 
 use super::proto::{self, REQUEST_BYTES, RequestHead, chunk, command};
-use super::reply::{Chunk, Error, Extent, Frame, failure, join};
+use super::reply::{Chunk, Error, Extent, Frame, failure, join, whole_blocks};
 use super::rights::{Kind, Refused, Rights};
 use super::{Closing, Command, Context, Request, Step, Ticket};
 
@@ -205,6 +205,10 @@ impl Transmission {
         self.head_filled > 0 || !matches!(self.intake, Intake::Head)
     }
 
+    pub fn grow(&mut self, size_bytes: u64) {
+        self.rights.grow(size_bytes);
+    }
+
     pub fn revoke(&mut self) {
         self.rights.revoked = true;
     }
@@ -339,7 +343,8 @@ impl Transmission {
         let waiting = self.finish(ticket);
         let mut out = Vec::new();
         for (at, (context, extents)) in answers.iter().enumerate() {
-            let joined = join(extents, waiting.length, extents_max);
+            let whole = whole_blocks(extents, self.rights.block_bytes().into());
+            let joined = join(&whole, waiting.length, extents_max);
             assert!(!joined.is_empty(), "a block status reply makes progress");
             let length = 4 + 8 * joined.len() as u32;
             let flags = match at + 1 == answers.len() {

@@ -12,11 +12,14 @@
 //! ```
 
 use super::advice::Advice;
+use super::capacity::Capacity;
+use super::channel::Channel;
 use super::handler::{Description, Handler};
 use super::turn::Turn;
 use super::{DataError, DataSide};
 use crate::sys;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -25,7 +28,6 @@ use std::thread;
 use std::time::Duration;
 use vhost::vhost_user::message::FrontendReq;
 use vhost::vhost_user::{BackendReqHandler, Error};
-use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 /// Nothing here is deep; the largest thing on the stack is a message.
 const STACK_BYTES: usize = 256 << 10;
@@ -65,6 +67,7 @@ pub struct Counters {
 pub(super) struct Seat {
     pub id: u64,
     pub stream: UnixStream,
+    channel: Arc<Channel>,
 }
 
 /// A device with at least one front end.
@@ -73,6 +76,15 @@ pub(super) struct Seats {
     pub all: Vec<Seat>,
     /// Whose rings run.
     pub runs: Option<u64>,
+    capacity: Capacity,
+}
+
+/// How many front ends were told of a change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heard {
+    pub told: u64,
+    /// They gave no channel, or one that takes no message.
+    pub untold: u64,
 }
 
 #[derive(Debug, Default)]
@@ -141,23 +153,25 @@ impl Connections {
     }
 
     /// Serves a front end of the device of this name until it goes or is closed. Returns at once;
-    /// what lets it in may wait.
+    /// what lets it in may wait. It is given the size that all front ends of the device share, and
+    /// looks what it is after it was given that.
     pub fn connect<D: DataSide + 'static>(
         &self,
         device: &str,
         stream: UnixStream,
-        let_in: impl FnOnce() -> Result<(Description, D), DataError> + Send + 'static,
+        let_in: impl FnOnce(Capacity) -> Result<(Description, D), DataError> + Send + 'static,
     ) -> Result<(), Refused> {
         // What reads messages waits for them, and a socket that does not wait would keep it busy.
         stream.set_nonblocking(false)?;
-        let id = self.sit_down(device, &stream)?;
+        let (id, capacity, channel) = self.sit_down(device, &stream)?;
         let (shared, name) = (self.shared.clone(), device.to_owned());
         let run = move || {
-            match let_in() {
+            match let_in(capacity.clone()) {
                 Ok((description, data)) => {
                     let data = Turn::new(shared.clone(), name.clone(), id, data);
                     let peer = sys::peer_pid(&stream).ok().filter(|pid| *pid > 0);
-                    let handler = Handler::new(description, data).of_peer(peer);
+                    let handler = Handler::new(description, data);
+                    let handler = handler.of_peer(peer, capacity, channel);
                     serve(&shared, &name, stream, handler);
                 }
                 Err(error) => {
@@ -181,7 +195,11 @@ impl Connections {
         Ok(())
     }
 
-    fn sit_down(&self, device: &str, stream: &UnixStream) -> Result<u64, Refused> {
+    fn sit_down(
+        &self,
+        device: &str,
+        stream: &UnixStream,
+    ) -> Result<(u64, Capacity, Arc<Channel>), Refused> {
         let stream = stream.try_clone()?;
         let mut state = self.shared.state();
         let all: usize = state.seats.values().map(|seats| seats.all.len()).sum();
@@ -202,8 +220,13 @@ impl Connections {
         state.counters.accepted += 1;
         let id = state.counters.accepted;
         let seats = state.seats.entry(device.to_owned()).or_default();
-        seats.all.push(Seat { id, stream });
-        Ok(id)
+        let channel = Arc::new(Channel::new(device));
+        seats.all.push(Seat {
+            id,
+            stream,
+            channel: channel.clone(),
+        });
+        Ok((id, seats.capacity.clone(), channel))
     }
 
     pub fn counters(&self) -> Counters {
@@ -219,6 +242,23 @@ impl Connections {
     pub fn count(&self, device: &str) -> usize {
         let state = self.shared.state();
         state.seats.get(device).map_or(0, |seats| seats.all.len())
+    }
+
+    /// The disk of a device has so many sectors now; its front ends are told. Waits for none.
+    pub fn grow(&self, device: &str, sectors: u64) -> Heard {
+        let state = self.shared.state();
+        let mut heard = Heard::default();
+        if let Some(seats) = state.seats.get(device) {
+            // Before anybody can look.
+            seats.capacity.grow(sectors);
+            for seat in &seats.all {
+                match seat.channel.tell() {
+                    true => heard.told += 1,
+                    false => heard.untold += 1,
+                }
+            }
+        }
+        heard
     }
 
     /// Closes the connections of a device, and waits until its rings are drained. False when that
@@ -322,6 +362,7 @@ impl Header {
             SET_VRING_ENABLE,
             SET_INFLIGHT_FD,
             SET_CONFIG,
+            SET_BACKEND_REQ_FD,
         ];
         let asked = self.flags & NEED_REPLY != 0 && handler.acknowledges();
         asked && plain.iter().any(|request| self.is(*request))
@@ -380,7 +421,10 @@ fn next_message<D: DataSide>(
         let answer = header.flags & NEED_REPLY != 0 && lock(device).acknowledges();
         return take_log_event(stream, header, answer);
     }
-    let done = messages.handle_request();
+    let done = match header.is(FrontendReq::SET_BACKEND_REQ_FD) {
+        true => take_channel(stream, header, device),
+        false => messages.handle_request(),
+    };
     let Err(Error::ReqHandlerError(refusal)) = done else {
         return done;
     };
@@ -404,9 +448,34 @@ fn lock<D: DataSide>(device: &Device<D>) -> MutexGuard<'_, Handler<D>> {
 
 /// The one message that the crate does not know. We may signal the event when the log has changed
 /// and need not; nobody waits for it, so it is closed.
-fn take_log_event(mut stream: &UnixStream, header: Header, answer: bool) -> Result<(), Error> {
+fn take_log_event(stream: &UnixStream, header: Header, answer: bool) -> Result<(), Error> {
+    take_files(stream, header)?;
+    match answer {
+        true => acknowledge(stream, header, true),
+        false => Ok(()),
+    }
+}
+
+/// The crate would keep the channel to itself, and can only write to it where that may wait.
+fn take_channel<D: DataSide>(
+    stream: &UnixStream,
+    header: Header,
+    device: &Device<D>,
+) -> Result<(), Error> {
+    let files = take_files(stream, header)?;
+    let mut handler = lock(device);
+    let done = handler.set_channel(files);
+    if header.flags & NEED_REPLY != 0 && handler.acknowledges() {
+        acknowledge(stream, header, done.is_ok())?;
+    }
+    Ok(done?)
+}
+
+/// The descriptors of a message that is nothing else.
+fn take_files(mut stream: &UnixStream, header: Header) -> Result<Vec<File>, Error> {
     let mut bytes = [0; HEADER_BYTES];
-    let (count, _event) = stream.recv_with_fd(&mut bytes).map_err(Error::from)?;
+    let received = sys::receive_with_files(stream, &mut bytes);
+    let (count, files) = received.map_err(Error::SocketError)?;
     // Some send the number of nothing with it.
     let mut number = [0; 8];
     let known = header.bytes == 0 || header.bytes == 8;
@@ -415,10 +484,11 @@ fn take_log_event(mut stream: &UnixStream, header: Header, answer: bool) -> Resu
     }
     let rest = &mut number[..header.bytes as usize];
     stream.read_exact(rest).map_err(Error::SocketError)?;
-    if answer {
-        let words = [header.request, VERSION | REPLY, 8, 0, 0];
-        let reply: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        stream.write_all(&reply).map_err(Error::SocketError)?;
-    }
-    Ok(())
+    Ok(files)
+}
+
+fn acknowledge(mut stream: &UnixStream, header: Header, done: bool) -> Result<(), Error> {
+    let words = [header.request, VERSION | REPLY, 8, u32::from(!done), 0];
+    let reply: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    stream.write_all(&reply).map_err(Error::SocketError)
 }

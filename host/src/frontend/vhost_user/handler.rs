@@ -21,8 +21,10 @@
 
 use super::advice::{self, Advice};
 use super::cache::Belief;
+use super::capacity::{Capacity, Space};
+use super::channel::{self, Channel, NoChannel};
 use super::dirty::{Dirty, Log, UsedLog};
-use super::guest_memory::{GuestMemory, Place, REGIONS_MAX, TableError};
+use super::guest_memory::{GuestMemory, Place, TableError};
 use super::mapping::MappingError;
 use super::queue::{Halves, NotReady, Options, RingState};
 use super::region::{Region, RegionError};
@@ -34,7 +36,7 @@ use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
 use vhost::vhost_user::VhostUserVirtioFeatures as Transport;
 use vring::Queue;
 use vring::block::Disk;
-use vring::config::{self, Config, ConfigError, Hints};
+use vring::config::{self, ConfigError, Hints};
 use vring::inflight::Layout;
 use vring::split::SIZE_MAX;
 
@@ -81,6 +83,8 @@ pub enum Refusal {
     #[error(transparent)]
     Region(#[from] RegionError),
     #[error(transparent)]
+    Channel(#[from] NoChannel),
+    #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
     Data(#[from] DataError),
@@ -96,7 +100,7 @@ pub struct Description {
 /// The control side of one device, for as long as a front end is connected.
 pub struct Handler<D: DataSide> {
     description: Description,
-    config: Config,
+    space: Space,
     data: D,
     features: u64,
     protocol: Protocol,
@@ -127,13 +131,14 @@ impl<D: DataSide> Handler<D> {
     pub fn new(description: Description, mut data: D) -> Handler<D> {
         let Description { disk, hints } = &description;
         assert!(hints.queues > 0 && hints.queues <= QUEUES_MAX);
-        let config = Config::new(disk, hints);
+        let alone = Arc::new(Channel::new(""));
+        let space = Space::new(disk, hints, Capacity::default(), alone);
         let queues = (0..hints.queues).map(|_| RingState::default()).collect();
         let dirty = Arc::new(Dirty::default());
         let belief = Belief::of(data.cache_kept());
         Handler {
             description,
-            config,
+            space,
             data,
             features: 0,
             protocol: Protocol::empty(),
@@ -154,10 +159,26 @@ impl<D: DataSide> Handler<D> {
         }
     }
 
-    /// The same for a front end that is this process.
-    pub fn of_peer(mut self, peer: Option<u32>) -> Handler<D> {
+    /// The same for a front end that is this process and shares the size of its device with others.
+    pub(super) fn of_peer(
+        mut self,
+        peer: Option<u32>,
+        capacity: Capacity,
+        channel: Arc<Channel>,
+    ) -> Handler<D> {
         self.peer = peer;
+        let Description { disk, hints } = &self.description;
+        self.space = Space::new(disk, hints, capacity, channel);
         self
+    }
+
+    /// The front end gives the descriptor on which it is told of changes.
+    pub fn set_channel(&mut self, files: Vec<File>) -> Result<(), Refusal> {
+        if !self.protocol.contains(Protocol::BACKEND_REQ) {
+            return Err(NoChannel::NotAgreed.into());
+        }
+        self.space.set_channel(channel::socket(files)?);
+        Ok(())
     }
 
     /// What its user should know of the guest's memory.
@@ -188,6 +209,7 @@ impl<D: DataSide> Handler<D> {
         Protocol::MQ
             | Protocol::LOG_SHMFD
             | Protocol::REPLY_ACK
+            | Protocol::BACKEND_REQ
             | Protocol::CONFIG
             | Protocol::INFLIGHT_SHMFD
             | Protocol::RESET_DEVICE
@@ -292,7 +314,7 @@ impl<D: DataSide> Handler<D> {
 
     /// A guest that cannot flush must find every write durable (virtio 1.2, section 5.2.6.2).
     fn tell_cache(&mut self) -> Result<(), Refusal> {
-        let write_back = self.has(config::FLUSH) && self.config.writeback();
+        let write_back = self.has(config::FLUSH) && self.space.writeback();
         if self.write_back == Some(write_back) {
             return Ok(());
         }
@@ -303,16 +325,16 @@ impl<D: DataSide> Handler<D> {
 
     pub fn read_config(&mut self, offset: u32, bytes: u32) -> Vec<u8> {
         if self.belief.read() {
-            self.config.set_writeback(self.begins_write_back());
+            self.space.set_writeback(self.begins_write_back());
         }
         let mut space = vec![0; bytes as usize];
-        self.config.read(offset, &mut space);
+        self.space.read(offset, &mut space);
         space
     }
 
     pub fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
-        let before = self.config.writeback();
-        let write_back = self.config.write(offset, bytes)?;
+        let before = self.space.writeback();
+        let write_back = self.space.write(offset, bytes)?;
         // That it is off must be known to whoever serves this guest next, before it relies on it.
         // That it is on is kept when rings begin with it: the answer may not reach its guest.
         let kept = match write_back {
@@ -322,7 +344,7 @@ impl<D: DataSide> Handler<D> {
         let told = kept.and_then(|()| self.tell_cache());
         match told {
             Ok(()) => self.belief.set(write_back),
-            Err(_) => self.config.set_writeback(before),
+            Err(_) => self.space.set_writeback(before),
         }
         told
     }
@@ -365,7 +387,7 @@ impl<D: DataSide> Handler<D> {
             let why = "its guest ran before, and its cache mode is not known here";
             tracing::info!("a front end is served without a write cache: {why}");
         }
-        self.config.set_writeback(mode == Some(true) && first);
+        self.space.set_writeback(mode == Some(true) && first);
         Ok(())
     }
 
@@ -386,10 +408,6 @@ impl<D: DataSide> Handler<D> {
     pub fn remove_memory(&mut self, place: Place) -> Result<(), Refusal> {
         let memory = self.memory.without(place)?;
         self.take_memory(memory)
-    }
-
-    pub fn memory_slots(&self) -> u64 {
-        REGIONS_MAX as u64
     }
 
     /// Rings that are elsewhere in the new table, or nowhere, are drained before it counts.
@@ -555,6 +573,7 @@ impl<D: DataSide> Handler<D> {
         self.sleeps = false;
         self.queues[usize::from(queue)].running = Some(setup);
         self.note_used_rings();
+        self.space.ring_runs();
         Ok(())
     }
 

@@ -13,6 +13,8 @@
 
 mod advice;
 mod cache;
+pub mod capacity;
+mod channel;
 pub mod connection;
 pub mod dirty;
 pub mod guest_memory;

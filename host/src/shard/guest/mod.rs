@@ -24,6 +24,7 @@ pub mod side;
 use super::control::{Answer, GuestOpen};
 use super::timer::Key;
 use super::{Alarm, Decide, Shard};
+use crate::frontend::vhost_user::capacity::LiveDisk;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::frontend::vhost_user::region::Region;
 use crate::frontend::vhost_user::{DataError, RingStart};
@@ -36,7 +37,7 @@ use serve::Task;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use vring::Queue;
-use vring::block::{Disk, Scratch};
+use vring::block::Scratch;
 use vring::chain::Batch;
 use vring::memory::Segment;
 use vring::rings::{Rings, Shared};
@@ -92,7 +93,7 @@ pub(super) struct Guest {
     peer: Peer,
     /// Others may write beside it.
     shared: bool,
-    disk: Disk,
+    disk: LiveDisk,
     memory: Arc<GuestMemory>,
     region: Option<Arc<Region>>,
     rings: Option<Rings>,
@@ -135,7 +136,7 @@ impl Guest {
 
     /// Whether it matters to nobody who else writes.
     pub fn shares(&self) -> bool {
-        self.shared || self.disk.read_only
+        self.shared || self.disk.is_read_only()
     }
 
     fn tasks_live(&self) -> usize {
@@ -150,7 +151,7 @@ impl Guest {
     /// Who may write this volume, if the guest may.
     pub fn writer(&self, volume: VolumeId) -> Option<&Peer> {
         let comes = self.came || self.coming.is_some();
-        let writes = self.serves(volume) && comes && !self.disk.read_only;
+        let writes = self.serves(volume) && comes && !self.disk.is_read_only();
         writes.then_some(&self.peer)
     }
 

@@ -148,7 +148,7 @@ impl<E: Decide> Shard<E> {
         let mut now = None;
         for (taken, chain) in batch.iter() {
             let since = *now.get_or_insert_with(|| Time(ring::monotonic_ns()));
-            match guest.disk.parse(&chain, &*memory, &mut scratch) {
+            match guest.disk.look().parse(&chain, &*memory, &mut scratch) {
                 Parsed::Answer { status, reply } => {
                     let written = reply.finish(&*memory, status);
                     self.complete(slot, guest, taken.queue, taken.head, written);

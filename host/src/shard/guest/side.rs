@@ -5,6 +5,7 @@
 
 use super::Order;
 use super::kept::Kept;
+use crate::frontend::vhost_user::capacity::LiveDisk;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::frontend::vhost_user::region::Region;
 use crate::frontend::vhost_user::{DataError, DataSide, RingStart};
@@ -16,7 +17,6 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use vring::Queue;
-use vring::block::Disk;
 
 /// How long a ring waits for a client that writes and is just going.
 const GOING_WAIT: Duration = Duration::from_secs(2);
@@ -48,7 +48,7 @@ impl<S> GuestSide<S> {
     pub fn open(
         handle: Handle<S>,
         volume: VolumeId,
-        disk: Disk,
+        disk: LiveDisk,
         queues: u16,
         comer: Comer,
     ) -> Result<GuestSide<S>, DataError> {

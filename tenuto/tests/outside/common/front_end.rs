@@ -33,6 +33,8 @@ pub const SET_VRING_ERR: u32 = 14;
 pub const GET_PROTOCOL_FEATURES: u32 = 15;
 pub const SET_PROTOCOL_FEATURES: u32 = 16;
 pub const SET_VRING_ENABLE: u32 = 18;
+pub const SET_BACKEND_REQ_FD: u32 = 21;
+pub const GET_CONFIG: u32 = 24;
 pub const ADD_MEM_REG: u32 = 37;
 pub const REM_MEM_REG: u32 = 38;
 
@@ -509,6 +511,26 @@ impl Polite {
         self.ram.write(DATA_AT, bytes);
         let status = self.request(OUT, at / 512, bytes.len() as u32, false);
         assert_eq!(status, 0, "write at {at}");
+    }
+
+    /// Writes; the status byte.
+    pub fn try_write(&mut self, at: u64, bytes: &[u8]) -> u8 {
+        self.ram.write(DATA_AT, bytes);
+        self.request(OUT, at / 512, bytes.len() as u32, false)
+    }
+
+    /// Reads the configuration space.
+    pub fn config(&self, offset: u32, bytes: usize) -> Vec<u8> {
+        let mut body = words(&[offset, bytes as u32, 0]);
+        body.resize(12 + bytes, 0);
+        let answer = self.front.ask(GET_CONFIG, &body).expect("an answer");
+        answer[12..].to_vec()
+    }
+
+    /// Sends a descriptor that is nothing else. False where it is refused.
+    pub fn give(&self, request: u32, file: &impl AsRawFd) -> bool {
+        let given = self.front.send(request, &[], &[file.as_raw_fd()]);
+        given.expect("an answer")
     }
 
     pub fn read(&mut self, at: u64, bytes: usize) -> Vec<u8> {

@@ -111,9 +111,18 @@ pub struct Shell(Vm);
 impl Shell {
     /// Its disk is the image of that name.
     pub fn start(machine: &Machine, dir: &Path, name: &str, more: &[String]) -> Shell {
+        let disk = Disk::Image(dir.join(format!("{name}.disk")));
+        Shell::boot(machine, dir, name, vec![disk], more)
+    }
+
+    pub fn with_disks(machine: &Machine, dir: &Path, name: &str, disks: Vec<Disk>) -> Shell {
+        Shell::boot(machine, dir, name, disks, &[])
+    }
+
+    fn boot(machine: &Machine, dir: &Path, name: &str, disks: Vec<Disk>, more: &[String]) -> Shell {
         let shape = Shape {
             name: name.to_owned(),
-            disks: vec![Disk::Image(dir.join(format!("{name}.disk")))],
+            disks,
             uses: &[],
             step: "",
             processors: 1,

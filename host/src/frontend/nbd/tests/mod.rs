@@ -22,6 +22,7 @@ pub fn exports() -> Vec<Export> {
         trim: true,
         write_zeroes: true,
         fast_zero: true,
+        block_bytes: 1,
         bitmaps: Vec::new(),
     };
     let fixed = Export {

@@ -587,3 +587,70 @@ fn every_refusal_of_the_engine_has_an_error() {
         assert_eq!(Error::from(refusal).code(), code);
     }
 }
+
+#[test]
+fn an_export_of_larger_blocks_takes_whole_ones_only() {
+    let mut caller = Caller::new();
+    caller.exports[0].block_bytes = 4096;
+    caller.feed(&attach("disk", true));
+    caller.take_sent();
+    let refused = |reply: Reply| match reply {
+        Reply::Chunk { payload, .. } => u32::from_be_bytes(payload[..4].try_into().unwrap()),
+        other => panic!("{other:?}"),
+    };
+    for command in [cmd::READ, cmd::TRIM, cmd::WRITE_ZEROES, cmd::CACHE] {
+        for (offset, length) in [(512, 4096), (4096, 512), (1, 1), (4096, 6144)] {
+            let reply = caller.ask(0, command, offset, length);
+            assert_eq!(refused(reply), INVALID, "{command} {offset} {length}");
+        }
+    }
+    let replied = write(&mut caller, 0, 512, &[1; 4096]);
+    assert_eq!(refused(replied.into_iter().next().unwrap()), INVALID);
+    assert_eq!(caller.requests, []);
+    caller.ask(0, cmd::READ, 4096, 8192);
+    let offset = 4096;
+    assert_eq!(
+        caller.requests,
+        [Command::Read {
+            offset,
+            length: 8192
+        }]
+    );
+}
+
+#[test]
+fn extents_end_at_whole_blocks_and_a_block_of_several_promises_nothing() {
+    use super::super::reply::whole_blocks;
+    let extents = |parts: &[(u64, ExtentState)]| -> Vec<Extent> {
+        let parts = parts.iter();
+        let extents = parts.map(|&(length, state)| Extent { length, state });
+        extents.collect()
+    };
+    let (data, hole, zero) = (ExtentState::Data, ExtentState::Hole, ExtentState::Zero);
+    let (same, changed) = (ExtentState::Same, ExtentState::Changed);
+    for (given, wanted) in [
+        (
+            vec![(8192, hole), (4096, data)],
+            vec![(8192, hole), (4096, data)],
+        ),
+        (
+            vec![(4608, hole), (512, zero), (7168, hole)],
+            vec![(4096, hole), (4096, data), (4096, hole)],
+        ),
+        // Two parts of one state, and what is cut off.
+        (
+            vec![(512, zero), (3584, zero), (512, hole)],
+            vec![(4096, zero)],
+        ),
+        (vec![(512, hole)], vec![(4096, data)]),
+        (vec![(512, same), (3584, changed)], vec![(4096, changed)]),
+        (
+            vec![(512, hole), (512, zero), (7168, zero)],
+            vec![(4096, data), (4096, zero)],
+        ),
+    ] {
+        let (given, wanted) = (extents(&given), extents(&wanted));
+        assert_eq!(whole_blocks(&given, 4096)[..], wanted[..], "{given:?}");
+        assert_eq!(whole_blocks(&given, 1)[..], given[..]);
+    }
+}

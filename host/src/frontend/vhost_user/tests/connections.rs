@@ -13,7 +13,7 @@ use vhost::{VhostBackend, VhostUserDirtyLogRegion};
 
 fn try_connect(connections: &Connections, device: &str) -> Result<UnixStream, Refused> {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    connections.connect(device, ours, || Ok((description(), Fake::default())))?;
+    connections.connect(device, ours, |_| Ok((description(), Fake::default())))?;
     Ok(theirs)
 }
 
@@ -99,7 +99,7 @@ fn who_is_not_let_in_is_closed() {
     let _guard = beside_others();
     let connections = Connections::new(1);
     let (ours, mut theirs) = UnixStream::pair().unwrap();
-    let closed = || Err::<(_, Fake), _>(DataError::Stopped);
+    let closed = |_| Err::<(_, Fake), _>(DataError::Stopped);
     connections.connect("disk", ours, closed).unwrap();
     assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
     wait_for(|| connections.count("disk") == 0);

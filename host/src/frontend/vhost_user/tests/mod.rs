@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod cache;
+mod channel;
 mod connections;
 mod memory;
 mod messages;
@@ -285,7 +286,7 @@ pub fn connect(connections: &Connections, device: &str) -> (Fake, UnixStream) {
 fn connect_as(connections: &Connections, device: &str, data: Fake) -> UnixStream {
     let (ours, theirs) = UnixStream::pair().unwrap();
     connections
-        .connect(device, ours, || Ok((description(), data)))
+        .connect(device, ours, |_| Ok((description(), data)))
         .unwrap();
     theirs
 }
@@ -394,5 +395,5 @@ pub fn wait_for(what: impl Fn() -> bool) {
 }
 
 pub const ALL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::from_bits_retain(
-    1 | 1 << 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15,
+    1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15,
 );

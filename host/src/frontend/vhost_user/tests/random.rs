@@ -72,6 +72,7 @@ struct Hands {
     shrinks: File,
     event: EventFd,
     region: File,
+    socket: UnixStream,
     other: File,
 }
 
@@ -84,16 +85,18 @@ impl Hands {
             shrinks,
             event: EventFd::new(0).unwrap(),
             region: memory_file(1 << 20),
+            socket: UnixStream::pair().unwrap().0,
             other: File::open("/dev/null").unwrap(),
         }
     }
 
     fn any(&self, random: &mut Random) -> RawFd {
-        match random.below(5) {
+        match random.below(6) {
             0 => self.memory.as_raw_fd(),
             1 => self.shrinks.as_raw_fd(),
             2 => self.event.as_raw_fd(),
             3 => self.region.as_raw_fd(),
+            4 => self.socket.as_raw_fd(),
             _ => self.other.as_raw_fd(),
         }
     }
@@ -115,7 +118,7 @@ fn sensible(random: &mut Random, hands: &Hands) -> (u32, Vec<u8>, Vec<RawFd>) {
     let log = LOG_ALL * random.below(2);
     let region = [GUEST, BYTES, USER, 0].map(|right| random.about(right));
     let size = random.about(u64::from(QUEUES) | u64::from(SIZE) << 16) & 0xffff_ffff;
-    match random.below(24) {
+    match random.below(25) {
         0 => (1, vec![], vec![]),
         1 => (2, words(&[random.about(FEATURES | log)]), vec![]),
         2 => (3 + random.below(2) as u32, vec![], vec![]),
@@ -162,6 +165,7 @@ fn sensible(random: &mut Random, hands: &Hands) -> (u32, Vec<u8>, Vec<RawFd>) {
                 vec![hands.region.as_raw_fd()],
             )
         }
+        23 => (21, vec![], vec![hands.socket.as_raw_fd()]),
         _ => {
             let body = words(&[&[0][..], &region[..]].concat());
             match random.below(4) {
