@@ -12,38 +12,40 @@ use super::reply::url;
 use crate::config::state;
 use crate::config::units::show_size;
 use crate::error::{Error, Kind, Result};
-use clap::{ArgGroup, Args};
+use clap::Args;
 
 /// What a processor of today addresses.
 const GUEST_BYTES_MAX: u64 = 1 << 52;
 const FORMS: &str = "--qemu, --libvirt, --cloud-hypervisor or --firecracker";
 
+/// Memory of a guest of which nothing is said.
+const GUEST_MEMORY: &str = "1GiB";
+
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("form")))]
-#[command(group(ArgGroup::new("sized").args(["qemu", "cloud_hypervisor"])))]
-#[command(group(ArgGroup::new("placed").args(["libvirt", "firecracker"])))]
 pub struct Show {
     /// Name of the volume, as in `tenuto volume ls`; several for the disks of one guest
-    #[arg(value_name = "NAME", required = true)]
+    #[arg(id = "name", value_name = "NAME", required = true)]
     names: Vec<String>,
     /// Print the arguments that give these disks to QEMU
-    #[arg(long, group = "form")]
+    #[arg(long, conflicts_with_all = ["libvirt", "cloud_hypervisor", "firecracker"])]
     qemu: bool,
     /// Print the elements that give these disks to libvirt
-    #[arg(long, group = "form")]
+    #[arg(long, conflicts_with_all = ["cloud_hypervisor", "firecracker"])]
     libvirt: bool,
     /// Print the arguments that give these disks to Cloud Hypervisor
-    #[arg(long, group = "form")]
+    #[arg(long, conflicts_with = "firecracker")]
     cloud_hypervisor: bool,
     /// Print the requests that give these disks to Firecracker
-    #[arg(long, group = "form")]
+    #[arg(long)]
     firecracker: bool,
-    /// With --qemu or --cloud-hypervisor: memory of the guest, which vhost-user has to share
-    #[arg(long, value_name = "SIZE", requires = "sized", default_value = "1GiB")]
-    memory: String,
-    /// With --libvirt or --firecracker: the first of these disks in the guest; others count on
-    #[arg(long, value_name = "DISK", requires = "placed", default_value = DiskName::FIRST)]
-    target: String,
+    /// With --qemu or --cloud-hypervisor: memory of the guest, which vhost-user has to share; 1GiB
+    /// where it is not said
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<String>,
+    /// With --libvirt or --firecracker: the first of these disks in the guest, vda where it is not
+    /// said; the others count on
+    #[arg(long, value_name = "DISK")]
+    target: Option<String>,
     /// With --qemu or --libvirt: over NBD, also where the volume exports vhost-user
     #[arg(long)]
     nbd: bool,
@@ -60,26 +62,46 @@ impl Show {
         ];
         let over_rings = self.cloud_hypervisor || self.firecracker;
         let is_form = forms.contains(&true);
-        match (&self.names[..], self.nbd) {
-            (_, true) if over_rings => Err(Error::usage(
+        if self.nbd && over_rings {
+            return Err(Error::usage(
                 "--nbd: Cloud Hypervisor and Firecracker speak no NBD; leave it out",
-            )),
-            (_, true) if !is_form => Err(Error::usage("--nbd: goes with --qemu or --libvirt")),
-            (_, _) if is_form => Ok(None),
-            ([name], _) => Ok(Some(name)),
-            (_, _) => Err(Error::usage(format!(
+            ));
+        }
+        let sized = self.qemu || self.cloud_hypervisor;
+        let placed = self.libvirt || self.firecracker;
+        for (is_there, fits, words) in [
+            (self.nbd, is_form, "--nbd: goes with --qemu or --libvirt"),
+            (
+                self.memory.is_some(),
+                sized,
+                "--memory: goes with --qemu or --cloud-hypervisor",
+            ),
+            (
+                self.target.is_some(),
+                placed,
+                "--target: goes with --libvirt or --firecracker",
+            ),
+        ] {
+            if is_there && !fits {
+                return Err(Error::usage(words));
+            }
+        }
+        match &self.names[..] {
+            _ if is_form => Ok(None),
+            [name] => Ok(Some(name)),
+            _ => Err(Error::usage(format!(
                 "several volumes are shown for a guest only; add {FORMS}, or name one volume"
             ))),
         }
     }
 
     fn memory_bytes(&self) -> Result<u64> {
-        let bytes = arguments::size("--memory", &self.memory)?;
+        let memory = self.memory.as_deref().unwrap_or(GUEST_MEMORY);
+        let bytes = arguments::size("--memory", memory)?;
         if bytes > GUEST_BYTES_MAX {
             let most = show_size(GUEST_BYTES_MAX);
             return Err(Error::usage(format!(
-                "--memory: {} is too large; write at most {most}",
-                self.memory
+                "--memory: {memory} is too large; write at most {most}"
             )));
         }
         Ok(bytes)
@@ -94,7 +116,7 @@ pub fn give(context: &Context, command: &Show) -> Result<()> {
         )));
     }
     let memory = command.memory_bytes()?;
-    let target = DiskName::parse(&command.target)?;
+    let target = DiskName::parse(command.target.as_deref().unwrap_or(DiskName::FIRST))?;
     let disks = command.names.iter().map(|name| disk(context, name));
     let disks = disks.collect::<Result<Vec<Disk>>>()?;
     let pasted = match command {

@@ -298,6 +298,21 @@ fn what_cannot_be_given_to_a_guest_is_refused_by_name() {
         "speak no NBD",
     );
     refused(
+        &["both", "--memory", "1GiB"],
+        EXIT_USAGE,
+        "goes with --qemu or --cloud-hypervisor",
+    );
+    refused(
+        &["both", "--qemu", "--target", "vdb"],
+        EXIT_USAGE,
+        "goes with --libvirt or --firecracker",
+    );
+    refused(
+        &["both", "--qemu", "--firecracker"],
+        EXIT_USAGE,
+        "cannot be used with",
+    );
+    refused(
         &["both", "net", "--firecracker"],
         EXIT_FAILED,
         "add \"vhost-user\" to its export",
