@@ -3,12 +3,13 @@
 #
 #   packaging/deb.sh [--binary PATH] [--version VERSION] [--out DIRECTORY]
 #
-# Prints the path of the package. Needs dpkg-deb, dpkg-shlibdeps (package dpkg-dev) and strip.
+# Prints the path of the package, which lies in `debian` of cargo's target directory unless --out
+# says otherwise. Needs dpkg-deb, dpkg-shlibdeps (package dpkg-dev) and strip.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 tree=$(dirname "$here")
 binary=
-out=$tree/target/debian
+out=
 version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' "$tree/Cargo.toml")-1
 while [ $# -gt 0 ]; do
     case $1 in
@@ -22,61 +23,29 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
+# Where cargo builds: CARGO_TARGET_DIR, or as its configuration says.
+target() {
+    (cd "$tree" && cargo metadata --no-deps --offline --format-version 1) |
+        sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p'
+}
 if [ -z "$binary" ]; then
     (cd "$tree" && cargo build --release -p tenuto >&2)
-    binary=$tree/target/release/tenuto
+    binary=$(target)/release/tenuto
 fi
+[ -n "$out" ] || out=$(target)/debian
 architecture=$(dpkg --print-architecture)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 umask 022
 root=$work/debian/tenuto
 doc=$root/usr/share/doc/tenuto
-examples=$doc/examples
-share=$root/usr/share
-
-install -D -m 0755 "$binary" "$root/usr/bin/tenuto"
+"$here/install.sh" "$root" "$binary"
 strip --strip-all --remove-section=.comment --remove-section=.note "$root/usr/bin/tenuto"
-install -D -m 0644 "$here/tenuto.service" "$root/lib/systemd/system/tenuto.service"
-install -D -m 0644 "$here/tenuto-device@.service" "$root/lib/systemd/system/tenuto-device@.service"
-install -D -m 0644 "$here/tenuto.rules" "$root/lib/udev/rules.d/60-tenuto.rules"
-install -D -m 0644 "$here/tenuto.sysusers" "$root/usr/lib/sysusers.d/tenuto.conf"
-install -D -m 0644 "$here/tenuto.tmpfiles" "$root/usr/lib/tmpfiles.d/tenuto.conf"
-install -D -m 0644 "$here/tenuto.toml" "$root/etc/tenuto/tenuto.toml"
-# Checked by `tenuto config --check` before there was a first start.
-install -d -m 0755 "$root/var/lib/tenuto"
-install -D -m 0755 "$here/debian/dirty" "$share/tenuto/dirty"
-install -D -m 0755 "$here/debian/stage" "$share/tenuto/stage"
-for page in README.md docs/operations.md docs/guarantees.md docs/format.md; do
-    install -D -m 0644 "$tree/$page" "$doc/$(basename "$page")"
-done
-install -D -m 0644 "$here/tenuto-origins.conf.example" "$examples/tenuto-origins.conf"
-for board in grafana/tenuto.json prometheus/tenuto.rules.yml; do
-    if [ -e "$here/$board" ]; then
-        install -D -m 0644 "$here/$board" "$examples/$board"
-    fi
-done
 install -D -m 0644 "$here/debian/copyright" "$doc/copyright"
 printf 'tenuto (%s) unstable; urgency=medium\n\n  * See %s.\n\n -- %s  %s\n' "$version" \
     "/usr/share/doc/tenuto/README.md" "The Tenuto authors <maintainers@tenuto.invalid>" \
     "$(date -R -u -d "@${SOURCE_DATE_EPOCH:-$(date +%s)}")" | gzip -9n >"$work/changelog"
 install -D -m 0644 "$work/changelog" "$doc/changelog.Debian.gz"
-
-completions() {
-    mkdir -p "$(dirname "$2")"
-    "$binary" completions "$1" >"$2"
-}
-completions bash "$share/bash-completion/completions/tenuto"
-completions zsh "$share/zsh/vendor-completions/_tenuto"
-completions fish "$share/fish/vendor_completions.d/tenuto.fish"
-# Pages come from the program, where it has the verb.
-if "$binary" man --help >/dev/null 2>&1; then
-    mkdir -p "$share/man/man1" "$share/man/man5"
-    # Standard output is for the name of the package alone.
-    "$binary" man --dir "$share/man/man1" >&2
-    mv "$share"/man/man1/*.5 "$share/man/man5/"
-    find "$share/man" -type f ! -name '*.gz' -exec gzip -9n {} +
-fi
 
 mkdir -p "$root/DEBIAN"
 for script in postinst prerm postrm; do

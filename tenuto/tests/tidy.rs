@@ -4,6 +4,8 @@
 //! has no silent exception; what breaks one stands in [`OFFENDERS`] with its exact count, which
 //! may only shrink; `docs/promises.md` is what the tests say of themselves. It works on plain text.
 
+#[path = "tidy/links.rs"]
+mod links;
 #[path = "tidy/structure.rs"]
 mod structure;
 
@@ -920,6 +922,31 @@ fn files_named_in_the_documents_exist() {
         }
     }
     assert!(missing.is_empty(), "no such file:\n{}", missing.join("\n"));
+}
+
+#[test]
+fn links_in_the_documents_lead_to_files_and_headings_that_exist() {
+    let documents: Vec<String> = files(&[".md"]).into_iter().map(|it| it.path).collect();
+    let (broken, count) = links::broken(&root(), &documents);
+    assert!(
+        broken.is_empty(),
+        "links to nowhere:\n{}",
+        broken.join("\n")
+    );
+    assert!(count >= 100, "only {count} links were found");
+}
+
+/// Documents that a person reads first, and how many lines they may have: two printed pages, and
+/// what fits beside the pictures of a front page.
+const SHORT_DOCUMENTS: &[(&str, usize)] = &[("docs/getting-started.md", 160), ("README.md", 190)];
+
+#[test]
+fn the_first_documents_are_short() {
+    for (path, most) in SHORT_DOCUMENTS {
+        let text = std::fs::read_to_string(root().join(path)).expect("read it");
+        let lines = text.lines().count();
+        assert!(lines <= *most, "{path} has {lines} lines, at most {most}");
+    }
 }
 
 #[test]

@@ -1,11 +1,10 @@
 //! `tenuto volume …`: everything that is said to a running daemon about its volumes.
 
 use super::Context;
-use super::arguments;
-use super::attach::{self, Disk};
 use super::checkpoint;
 use super::copies;
 use super::device;
+use super::give::Show;
 use super::output::{self, Output};
 use super::progress::{self, Pending, Progress, Work};
 use super::reply::done;
@@ -13,15 +12,11 @@ pub(super) use super::reply::{number, text, url};
 use crate::admin::client::{Client, PATIENT, PROMPT};
 use crate::config::keys::check_name;
 use crate::config::parse::split_argument;
-use crate::config::state;
-use crate::config::units::{human_bytes, human_seconds, show_millis, show_size};
-use crate::error::{Error, Kind, Result};
+use crate::config::units::{human_bytes, human_seconds, show_millis};
+use crate::error::{Error, Result};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
-
-/// What a processor of today addresses.
-const GUEST_BYTES_MAX: u64 = 1 << 52;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -82,24 +77,6 @@ pub struct List {
 pub struct Named {
     /// Name of the volume, as in `tenuto volume ls`
     name: String,
-}
-
-#[derive(Debug, Args)]
-pub struct Show {
-    /// Name of the volume, as in `tenuto volume ls`
-    name: String,
-    /// Print the arguments that give this disk to QEMU
-    #[arg(long, conflicts_with = "libvirt")]
-    qemu: bool,
-    /// Print the elements that give this disk to libvirt
-    #[arg(long)]
-    libvirt: bool,
-    /// With --qemu: memory of the guest, which vhost-user has to share
-    #[arg(long, value_name = "SIZE", requires = "qemu", default_value = "1GiB")]
-    memory: String,
-    /// With --qemu or --libvirt: over NBD, also where the volume exports vhost-user
-    #[arg(long)]
-    nbd: bool,
 }
 
 #[derive(Debug, Args)]
@@ -325,59 +302,12 @@ fn overlay_size(volume: &Value) -> Option<u64> {
 }
 
 fn show(context: &Context, command: &Show) -> Result<()> {
-    if command.qemu || command.libvirt {
-        return give(context, command);
-    }
-    if command.nbd {
-        return Err(Error::usage("--nbd: goes with --qemu or --libvirt"));
-    }
-    let volume = context.client()?.get(&url(&command.name, "")?)?;
+    let Some(name) = command.alone()? else {
+        return super::give::give(context, command);
+    };
+    let volume = context.client()?.get(&url(name, "")?)?;
     let output = context.output();
     output.document(&volume, || show_text(&output, &volume))
-}
-
-/// What gives the volume to a guest.
-fn give(context: &Context, command: &Show) -> Result<()> {
-    let disk = disk(context, &command.name)?;
-    let pasted = match command.qemu {
-        true => {
-            let memory = arguments::size("--memory", &command.memory)?;
-            if memory > GUEST_BYTES_MAX {
-                let most = show_size(GUEST_BYTES_MAX);
-                return Err(Error::usage(format!(
-                    "--memory: {} is too large; write at most {most}",
-                    command.memory
-                )));
-            }
-            attach::qemu(&disk, command.nbd, memory)?
-        }
-        false => attach::libvirt(&disk, command.nbd)?,
-    };
-    let output = context.output();
-    output.document(&pasted.document, || pasted.text.clone())?;
-    if !output.json && !output.quiet {
-        pasted.notes.iter().for_each(|note| eprintln!("# {note}"));
-    }
-    Ok(())
-}
-
-/// The volume as the daemon knows it, or where none answers as the configuration names it: guests
-/// may be defined before the daemon runs. A daemon that is named by its socket may have another.
-fn disk(context: &Context, name: &str) -> Result<Disk> {
-    let asked = context.client()?.get(&url(name, "")?);
-    let error = match asked {
-        Ok(volume) => return Ok(Disk::of_daemon(&volume)),
-        Err(error) => error,
-    };
-    let away = error.kind == Kind::Unreachable && context.common.socket.is_none();
-    let config = context.load().ok().filter(|_| away);
-    let named = config.and_then(|config| {
-        let added = || state::load(&config).unwrap_or_default().into_iter();
-        let mut known = config.volumes.iter().cloned().chain(added());
-        let volume = known.find(|volume| volume.name == name)?;
-        Some(Disk::of_config(&config, &volume))
-    });
-    named.ok_or(error)
 }
 
 fn show_text(output: &Output, volume: &Value) -> String {

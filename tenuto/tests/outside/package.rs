@@ -3,6 +3,9 @@
 //! The guest's root file system is made of packages that are installed here. What an administrator
 //! does in it is `packaging/tests/proof.sh`; it says one line for each thing that held.
 
+#[path = "../tidy/links.rs"]
+mod links;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -69,6 +72,9 @@ fn the_package_holds_what_a_host_needs() {
         "./usr/lib/tmpfiles.d/tenuto.conf",
         "./usr/share/doc/tenuto/copyright",
         "./usr/share/doc/tenuto/operations.md",
+        "./usr/share/doc/tenuto/getting-started.md",
+        "./usr/share/doc/tenuto/recipes/libvirt.md",
+        "./usr/share/doc/tenuto/examples/libvirt-hook",
         "./usr/share/bash-completion/completions/tenuto",
     ] {
         assert!(
@@ -78,6 +84,107 @@ fn the_package_holds_what_a_host_needs() {
     }
     let control = run("dpkg-deb", &["--info", &package]);
     assert!(control.contains("Depends: libc6"), "{control}");
+    let root = rig.dir.join("root");
+    let root_text = root.display().to_string();
+    run("dpkg-deb", &["--extract", &package, &root_text]);
+    let listed = run("find", &[&root_text, "-name", "*.md"]);
+    let documents: Vec<String> = listed.lines().map(str::to_owned).collect();
+    let (broken, count) = links::broken(&root, &documents);
+    assert!(
+        broken.is_empty(),
+        "links to nowhere:\n{}",
+        broken.join("\n")
+    );
+    assert!(count >= 100, "only {count} links were found");
+}
+
+#[test]
+fn the_package_is_built_where_cargo_builds() {
+    let test = "the_package_is_built_where_cargo_builds";
+    if !can_package(test) || !have(test, &["cargo"]) {
+        return;
+    }
+    let rig = Rig::new();
+    let target = rig.dir.join("elsewhere");
+    let output = Command::new(packaging().join("deb.sh"))
+        .args(["--binary", env!("CARGO_BIN_EXE_tenuto")])
+        .env("CARGO_TARGET_DIR", &target)
+        .output()
+        .expect("build the package");
+    let said = text_of(&output);
+    assert!(output.status.success(), "{said}");
+    let package = String::from_utf8(output.stdout).expect("a path");
+    let package = Path::new(package.trim());
+    assert_eq!(package.parent(), Some(&*target.join("debian")), "{said}");
+    assert!(package.exists(), "{said}");
+}
+
+/// Paths below a directory, without documents and manual pages, which the packages take as a whole.
+fn installed_paths(root: &Path) -> Vec<String> {
+    let text = root.display().to_string();
+    let listed = run("find", &[&text, "-type", "f", "-printf", "/%P\n"]);
+    let whole = ["/usr/share/doc/", "/usr/share/man/", "/usr/share/tenuto/"];
+    let paths = listed.lines().map(str::to_owned);
+    paths
+        .filter(|path| !whole.iter().any(|it| path.starts_with(it)))
+        .collect()
+}
+
+#[test]
+fn the_spec_of_rpm_names_every_file_that_is_installed() {
+    let test = "the_spec_of_rpm_names_every_file_that_is_installed";
+    if !have(test, &["rpmspec"]) {
+        return;
+    }
+    let rig = Rig::new();
+    let root = rig.dir.join("root");
+    let units = "/usr/lib/systemd/system";
+    let rules = "/usr/lib/udev/rules.d";
+    let output = Command::new(packaging().join("install.sh"))
+        .args([&root, Path::new(env!("CARGO_BIN_EXE_tenuto"))])
+        .env("UNITS", units)
+        .env("RULES", rules)
+        .env("ZSH", "zsh/site-functions")
+        .output()
+        .expect("install");
+    assert!(output.status.success(), "{}", text_of(&output));
+    let spec = packaging().join("tenuto.spec").display().to_string();
+    // As the macros of systemd have them, which are not on each machine with rpm.
+    let macros = [
+        format!("_unitdir {units}"),
+        format!("_udevrulesdir {rules}"),
+        "_sysusersdir /usr/lib/sysusers.d".into(),
+        "_tmpfilesdir /usr/lib/tmpfiles.d".into(),
+        "_sharedstatedir /var/lib".into(),
+        "_sysconfdir /etc".into(),
+    ];
+    let defines = macros.iter().flat_map(|it| ["--define", it]);
+    let arguments: Vec<&str> = ["-P"].into_iter().chain(defines).chain([&*spec]).collect();
+    let read = run("rpmspec", &arguments);
+    let version = env!("CARGO_PKG_VERSION");
+    let same = read
+        .lines()
+        .any(|it| it.starts_with("Version:") && it.ends_with(version));
+    assert!(same, "the version of the workspace is {version}");
+    let files = read.split("\n%files\n").nth(1).expect("a list of files");
+    let files: Vec<&str> = files
+        .lines()
+        .filter_map(|it| it.split(' ').next_back())
+        .collect();
+    for path in installed_paths(&root) {
+        assert!(
+            files.contains(&&*path),
+            "{path} is not in\n{}",
+            files.join("\n")
+        );
+    }
+    for whole in ["/usr/share/doc/tenuto/", "/usr/share/tenuto/"] {
+        assert!(
+            files.contains(&whole),
+            "{whole} is not in\n{}",
+            files.join("\n")
+        );
+    }
 }
 
 /// A root directory with the program, a cache and the scripts of the package, as they are
@@ -169,44 +276,102 @@ fn a_purge_removes_the_stage_of_its_own_cache_only_and_none_with_dirty_data() {
     assert!(all_there(&others));
 }
 
+/// A guest with the service manager, a package and these files, which runs a script as its proof.
+struct Host {
+    rig: Rig,
+    machine: Machine,
+    root: PathBuf,
+}
+
+impl Host {
+    fn new(test: &str, packages: &str) -> Option<Host> {
+        let programs = ["nbdcopy", "systemd-analyze", "mkfs.ext4", "tar", "ldconfig"];
+        if !can_package(test) || !have(test, &programs) {
+            return None;
+        }
+        let rig = Rig::new();
+        let machine = Machine::new(test, &rig.dir)?;
+        let root = rig.dir.join("guest");
+        let made = Command::new(packaging().join("tests/root.sh"))
+            .arg(&root)
+            .args(packages.split_whitespace())
+            .output()
+            .expect("make a root file system");
+        assert!(made.status.success(), "{}", text_of(&made));
+        Some(Host { rig, machine, root })
+    }
+
+    fn copy(&self, from: &Path, to: &str) {
+        let to = self.root.join(to);
+        std::fs::copy(from, &to).unwrap_or_else(|error| panic!("{}: {error}", to.display()));
+    }
+
+    /// What the script says until the guest is off.
+    fn prove(&self) -> Vec<String> {
+        let unit = self.root.join("etc/systemd/system/proof.service");
+        std::fs::write(unit, UNIT).expect("write a unit");
+        self.machine.program(&self.root, "work", INIT);
+        let image = self.rig.dir.join("guest.img");
+        Machine::image_of(&self.root, &image, 4 << 30);
+        let disk = format!("if=none,id=disk,format=raw,file={}", image.display());
+        self.machine.run_for(
+            PATIENCE,
+            &["-no-reboot", "-m", "512"],
+            &["-drive", &disk, "-device", "virtio-blk-pci,drive=disk"],
+            "proof",
+        )
+    }
+}
+
+/// Fails when: a command of the first hour does not do what the page says.
+#[test]
+fn the_first_hour_runs_in_a_guest_from_its_package_on() {
+    let test = "the_first_hour_runs_in_a_guest_from_its_package_on";
+    if !have(test, &["apt-get", "qemu-img"]) {
+        return;
+    }
+    let Some(host) = Host::new(test, &format!("{PACKAGES} apt qemu-utils")) else {
+        return;
+    };
+    host.copy(
+        &package("0.1.0-1", &host.rig.dir),
+        "root/tenuto_0.1.0-1_all.deb",
+    );
+    host.copy(&packaging().join("tests/first-hour.sh"), "proof");
+    host.copy(&packaging().join("tests/fences.sh"), "fences.sh");
+    let page = packaging().join("../docs/getting-started.md");
+    host.copy(&page, "getting-started.md");
+    std::fs::create_dir_all(host.root.join("srv/vms")).expect("make a directory");
+    for name in ["desk-001", "gold"] {
+        let image = host.root.join(format!("srv/vms/{name}.qcow2"));
+        let image = image.display().to_string();
+        run("qemu-img", &["create", "-q", "-f", "qcow2", &image, "64M"]);
+    }
+    let said = host.prove();
+    let text = said.join("\n");
+    assert!(!text.contains("FAILED"), "{text}");
+    let ran = said.iter().filter(|it| it.starts_with("ok: ")).count();
+    assert!(ran >= 18, "only {ran} commands were run:\n{text}");
+    for command in [
+        "apt install ./tenuto_*.deb",
+        "systemctl enable --now tenuto",
+    ] {
+        let is_there = said.iter().any(|it| it.ends_with(command));
+        assert!(is_there, "{command} was not run:\n{text}");
+    }
+}
+
 /// Fails when: a purge removes dirty data, and says that it keeps it.
 #[test]
 fn a_host_lives_with_the_package_from_its_installation_to_its_purge() {
     let test = "a_host_lives_with_the_package_from_its_installation_to_its_purge";
-    let programs = ["nbdcopy", "systemd-analyze", "mkfs.ext4", "tar", "ldconfig"];
-    if !can_package(test) || !have(test, &programs) {
-        return;
-    }
-    let rig = Rig::new();
-    let Some(machine) = Machine::new(test, &rig.dir) else {
+    let Some(host) = Host::new(test, PACKAGES) else {
         return;
     };
-    let root = rig.dir.join("guest");
-    let script = packaging().join("tests/root.sh");
-    let made = Command::new(script)
-        .arg(&root)
-        .args(PACKAGES.split_whitespace())
-        .output()
-        .expect("make a root file system");
-    assert!(made.status.success(), "{}", text_of(&made));
-    let copy = |from: &Path, to: &str| {
-        std::fs::copy(from, root.join(to)).unwrap_or_else(|error| panic!("{to}: {error}"));
-    };
-    copy(&package("0.1.0-1", &rig.dir), "root/first.deb");
-    copy(&package("0.1.0-2", &rig.dir), "root/second.deb");
-    copy(&packaging().join("tests/proof.sh"), "proof");
-    let unit = root.join("etc/systemd/system/proof.service");
-    std::fs::write(unit, UNIT).expect("write a unit");
-    machine.program(&root, "work", INIT);
-    let image = rig.dir.join("guest.img");
-    Machine::image_of(&root, &image, 4 << 30);
-    let disk = format!("if=none,id=disk,format=raw,file={}", image.display());
-    let said = machine.run_for(
-        PATIENCE,
-        &["-no-reboot", "-m", "512"],
-        &["-drive", &disk, "-device", "virtio-blk-pci,drive=disk"],
-        "proof",
-    );
+    host.copy(&package("0.1.0-1", &host.rig.dir), "root/first.deb");
+    host.copy(&package("0.1.0-2", &host.rig.dir), "root/second.deb");
+    host.copy(&packaging().join("tests/proof.sh"), "proof");
+    let said = host.prove();
     for line in [
         "started as it was installed",
         "sandbox: ",

@@ -1,7 +1,8 @@
-//! What `volume show --qemu` and `--libvirt` print, given to those it is meant for.
+//! What `volume show --qemu` and its sisters print, given to those it is meant for.
 //!
 //! QEMU starts with the arguments as a shell reads them, whatever is in the names; the elements are
-//! held against libvirt's schema where that is installed.
+//! held against libvirt's schema where that is installed; a program in the place of `curl` gets the
+//! requests for Firecracker. Deliberately absent: Cloud Hypervisor and Firecracker themselves.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -191,6 +192,141 @@ fn the_printed_elements_fit_the_schema_of_libvirt_whatever_is_in_the_names() {
         read.trim_end()
             .ends_with("it's, <a> \"b\" & $c = d/rings.vhost.sock"),
         "{read}"
+    );
+}
+
+#[test]
+fn several_disks_are_given_to_one_guest_in_one_call() {
+    let test = "several_disks_are_given_to_one_guest_in_one_call";
+    if !have(test, &["qemu-system-x86_64", "xmllint"]) {
+        return;
+    }
+    let rig = odd_rig();
+    let all = ["volume", "show", "net", "rings", "both"];
+    let asked = [&all[..], &["--qemu", "--memory", "64MiB"]].concat();
+    let before = rig.done(&asked);
+    let serving = Serving::start(&rig);
+    let printed = rig.done(&asked);
+    assert_eq!(printed, before, "with a daemon and without one");
+    assert_eq!(printed.matches("-object").count(), 1, "{printed}");
+    assert_eq!(printed.matches("-chardev").count(), 2, "{printed}");
+    assert_eq!(printed.matches("-blockdev").count(), 1, "{printed}");
+    qemu_takes(printed.trim_end());
+    let document = rig.json(&[&all[..], &["--libvirt", "--target", "vdb"]].concat());
+    let text = |key: &str| document[key].as_str().unwrap_or("").to_owned();
+    let (disks, memory) = (text("libvirt"), text("memory_backing"));
+    assert_eq!(memory.matches("<memoryBacking>").count(), 1, "{memory}");
+    let at = ["'vdb'", "'vdc'", "'vdd'"].map(|it| disks.find(it).expect("a target"));
+    assert!(at.is_sorted(), "{disks}");
+    if Path::new(SCHEMA).exists() {
+        is_valid(&rig, &disks, &memory);
+    }
+    drop(serving);
+}
+
+#[test]
+fn the_requests_for_firecracker_arrive_as_they_were_meant() {
+    let rig = odd_rig();
+    let printed = rig.done(&["volume", "show", "both", "rings", "--firecracker"]);
+    let programs = rig.dir.join("programs");
+    std::fs::create_dir(&programs).expect("make a directory");
+    // Each of its arguments on a line of its own.
+    let curl = programs.join("curl");
+    std::fs::write(&curl, "#!/bin/sh\nprintf '%s\\n' \"$@\"\n").expect("write a program");
+    run("chmod", &["+x", &curl.to_string_lossy()]);
+    let path = std::env::var("PATH").expect("a path");
+    let output = Command::new("sh")
+        .args(["-e", "-c", &printed])
+        .env("PATH", format!("{}:{path}", programs.display()))
+        .env("FIRECRACKER", "/run/a guest/api.sock")
+        .output()
+        .expect("start a shell");
+    let said = crate::common::text_of(&output);
+    assert!(output.status.success(), "{said}");
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(
+        lines
+            .iter()
+            .filter(|it| **it == "/run/a guest/api.sock")
+            .count(),
+        2,
+        "{said}"
+    );
+    let sent = lines.iter().filter(|it| it.starts_with('{'));
+    let sent: Vec<serde_json::Value> = sent
+        .map(|it| serde_json::from_str(it).expect("a document"))
+        .collect();
+    let document = rig.json(&["volume", "show", "both", "rings", "--firecracker"]);
+    assert_eq!(document["drives"].as_array(), Some(&sent));
+    for (drive, name) in sent.iter().zip(["both", "rings"]) {
+        let socket = drive["socket"].as_str().expect("a path");
+        let end = format!("it's, <a> \"b\" & $c = d/{name}.vhost.sock");
+        assert!(socket.ends_with(&end), "{socket}");
+        assert!(
+            lines.contains(&&*format!("http://localhost/drives/{name}")),
+            "{said}"
+        );
+        assert_eq!(drive["is_root_device"], name == "both");
+        assert_eq!(drive["cache_type"], "Writeback");
+    }
+}
+
+#[test]
+fn what_cannot_be_given_to_a_guest_is_refused_by_name() {
+    let rig = odd_rig();
+    let refused = |arguments: &[&str], code, right: &str| {
+        let said = rig.refused(&[&["volume", "show"], arguments].concat(), code);
+        assert!(
+            said.contains(right) && said.lines().count() == 1,
+            "{arguments:?}: {said}"
+        );
+    };
+    refused(&["both", "net"], EXIT_USAGE, "name one volume");
+    refused(
+        &["both", "both", "--qemu"],
+        EXIT_USAGE,
+        "volume both: is named twice",
+    );
+    refused(
+        &["both", "--libvirt", "--target", "sda"],
+        EXIT_USAGE,
+        "write vda, vdb",
+    );
+    refused(
+        &["both", "--firecracker", "--nbd"],
+        EXIT_USAGE,
+        "speak no NBD",
+    );
+    refused(
+        &["both", "--memory", "1GiB"],
+        EXIT_USAGE,
+        "goes with --qemu or --cloud-hypervisor",
+    );
+    refused(
+        &["both", "--qemu", "--target", "vdb"],
+        EXIT_USAGE,
+        "goes with --libvirt or --firecracker",
+    );
+    refused(
+        &["both", "--qemu", "--firecracker"],
+        EXIT_USAGE,
+        "cannot be used with",
+    );
+    refused(
+        &["both", "net", "--firecracker"],
+        EXIT_FAILED,
+        "add \"vhost-user\" to its export",
+    );
+    refused(
+        &["net", "--cloud-hypervisor"],
+        EXIT_FAILED,
+        "add \"vhost-user\" to its export",
+    );
+    // Its run directory has a letter that Cloud Hypervisor takes for its own.
+    refused(
+        &["both", "--cloud-hypervisor"],
+        EXIT_FAILED,
+        "use another run-dir",
     );
 }
 

@@ -171,7 +171,7 @@ fn inside(context: &Context, place: &Place) -> Context {
 impl Trial {
     fn show_ready(&self) -> Result<()> {
         let disk = Disk::of_daemon(&self.volume);
-        let pasted = attach::qemu(&disk, false, GUEST_MEMORY_BYTES)?;
+        let pasted = attach::qemu(&[disk], false, GUEST_MEMORY_BYTES)?;
         let uri = self.place.uri();
         let document = json!({
             "state": "ready",

@@ -595,7 +595,9 @@ fn an_export_of_larger_blocks_takes_whole_ones_only() {
     caller.feed(&attach("disk", true));
     caller.take_sent();
     let refused = |reply: Reply| match reply {
-        Reply::Chunk { payload, .. } => u32::from_be_bytes(payload[..4].try_into().unwrap()),
+        Reply::Chunk { payload, .. } => {
+            u32::from_be_bytes(payload[..4].try_into().expect("four bytes"))
+        }
         other => panic!("{other:?}"),
     };
     for command in [cmd::READ, cmd::TRIM, cmd::WRITE_ZEROES, cmd::CACHE] {
@@ -605,7 +607,10 @@ fn an_export_of_larger_blocks_takes_whole_ones_only() {
         }
     }
     let replied = write(&mut caller, 0, 512, &[1; 4096]);
-    assert_eq!(refused(replied.into_iter().next().unwrap()), INVALID);
+    assert_eq!(
+        refused(replied.into_iter().next().expect("one reply")),
+        INVALID
+    );
     assert_eq!(caller.requests, []);
     caller.ask(0, cmd::READ, 4096, 8192);
     let offset = 4096;
