@@ -25,7 +25,6 @@ use crate::daemon::{Exports, ImagePlaces, Settings, VolumeSettings};
 use crate::error::{Error, Kind, Result, cause};
 use crate::limit::GuestLimit;
 pub use crate::origin::Format;
-use crate::shard::control::Needs;
 use crate::sys;
 use crate::tls::certificates::Settings as Certificates;
 use crate::unit::copies::OnDegraded;
@@ -206,7 +205,7 @@ impl Volume {
             san: None,
             epoch: None,
             unproved: false,
-            needs: Needs::default(),
+            needs: Default::default(),
         }
     }
 }

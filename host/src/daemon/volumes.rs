@@ -583,10 +583,10 @@ impl Daemon {
         })
     }
 
-    /// Changes what can be changed while a volume runs: `write_cache`, `shared`, `replicas`, `on_degraded`,
-    /// `destage`, `destage_after`, `dirty_limit_bytes`, `flow`, `limit`, `origin_queue_depth`,
-    /// `admission`, `overlay_timeout`, `overlay_ram_bytes`, `reset_on`, `origin_timeout`, where it
-    /// is exported, and, without clients, `block_bytes`.
+    /// Changes what can be changed while a volume runs: `block_bytes` without clients,
+    /// `write_cache`, `shared`, `replicas`, `on_degraded`, `destage`, `destage_after`,
+    /// `dirty_limit_bytes`, `flow`, `limit`, `origin_queue_depth`, `admission`, `overlay_timeout`,
+    /// `overlay_ram_bytes`, `reset_on`, `origin_timeout`, and where it is exported.
     pub fn volume_tune(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
         let claim = self.claim(&settings.name)?;
         let name = &claim.name;

@@ -2,8 +2,8 @@
 //! the volume is set so.
 //!
 //! ```text
-//! Degraded, and the origin may be written ─▶ the log obeys ─▶ the origin has all that may have been
-//!    answered before ─▶ record with `at_origin` ─ Full again, or set otherwise ─▶ record without it
+//! Degraded, and the origin may be written ─▶ the log obeys ─▶ the origin has all that may have
+//!    been answered before ─▶ record with `at_origin` ─ Full again, or set otherwise ─▶ without
 //! ```
 //! Always true: while the newest record says `at_origin`, the origin has every flush that was
 //! acknowledged, so that another host may go on with it alone; the log obeys from before that

@@ -19,7 +19,7 @@ const LARGE: &[(&str, &str, usize, usize)] = &[
     ("engine", "Log", 29, 110),
     ("engine", "Replay", 26, 14),
     ("engine", "Volume", 45, 418),
-    ("node", "Set", 21, 63),
+    ("node", "Set", 22, 63),
     ("workload", "Desktop", 21, 7),
     ("sim", "Images", 18, 1),
     ("sim", "Pair", 21, 27),
