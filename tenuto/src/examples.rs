@@ -68,7 +68,6 @@ const VOLUME: &[Verb] = &[
             "volume show desk-001 --qemu --memory 4G",
             "volume show db-data db-log --libvirt --target vdb",
             "volume show desk-001 --cloud-hypervisor --memory 4G",
-            "volume show desk-001 --firecracker",
         ],
     ),
     (
