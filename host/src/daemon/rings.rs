@@ -183,7 +183,7 @@ impl FrontEnds {
             };
             let (offers, of) = (offers.clone(), name.clone());
             let let_in = move |capacity: Capacity| {
-                // As it is now: whoever changes its size from here on finds the front end.
+                // As it is now: a change of its size from here on finds the front end.
                 let known = offers.lock().expect("no holder of this lock panics");
                 let offer = known.get(&of).cloned();
                 drop(known);

@@ -5,7 +5,7 @@
 //! go only after the engine has said that nothing touches them any more.
 
 use super::control::{
-    Answer, Attach, AttachError, Exchange, ExportAs, HostCounters, HostSnapshot, Request,
+    Answer, Attach, AttachError, Exchange, ExportAs, HostCounters, HostSnapshot, Needs, Request,
     VolumeClients,
 };
 use super::throttle::Throttle;
@@ -243,17 +243,7 @@ impl<E: Decide> Shard<E> {
             self.let_files_go(id);
             return Err(error);
         }
-        for peer in needs.peers {
-            self.need_peer(id, peer);
-        }
-        if needs.at_origin {
-            let request = self.commands.enter(Waiter::Nobody);
-            let command = Command::AnswerAtOrigin {
-                volume: id,
-                on: true,
-            };
-            self.feed(Event::Admin { request, command });
-        }
+        self.order_needs(id, needs);
         for (name, export) in exports {
             self.exports.set(&name, export, volume.policy);
             self.wake_awaiting(&name);
@@ -266,15 +256,20 @@ impl<E: Decide> Shard<E> {
         Ok(())
     }
 
-    /// Nothing is promised to a guest before this peer has it as well.
-    fn need_peer(&mut self, volume: VolumeId, peer: PeerId) {
-        let request = self.commands.enter(Waiter::Nobody);
-        let command = Command::StopPeer {
+    /// Nothing is promised to a guest before all that it needs has it as well.
+    fn order_needs(&mut self, volume: VolumeId, needs: Needs) {
+        let counts = |peer: PeerId| Command::StopPeer {
             volume,
             peer,
             counts: true,
         };
-        self.feed(Event::Admin { request, command });
+        let on = needs.at_origin;
+        let at_origin = on.then_some(Command::AnswerAtOrigin { volume, on });
+        let peers = needs.peers.into_iter().map(counts);
+        for command in peers.chain(at_origin) {
+            let request = self.commands.enter(Waiter::Nobody);
+            self.feed(Event::Admin { request, command });
+        }
     }
 
     fn show_export(&mut self, name: &str, shown: ExportAs) {

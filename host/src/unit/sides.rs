@@ -304,7 +304,7 @@ impl Sides {
     }
 
     /// Makes ledger and journal of an epoch as those of the one before are.
-    /// `whole`: whoever wrote the ones before has promised nothing that the origin has not.
+    /// `whole`: the owner before has promised nothing that the origin lacks.
     pub fn prepare(&self, of: Option<Epoch>, epoch: Epoch, whole: bool) -> Result<(), String> {
         let (to, _) = self.of_epoch(epoch)?;
         let blank = || {

@@ -226,7 +226,7 @@ fn what_is_no_channel_is_refused() {
     assert_eq!(connections.grow("disk", 8192), TOLD);
     for end in &mut reads {
         end.set_read_timeout(Some(PATIENCE)).unwrap();
-        assert_eq!(end.read(&mut [0]).unwrap(), 0, "nobody has the other end");
+        assert_eq!(end.read(&mut [0]).unwrap(), 0, "the other end is closed");
     }
     let mut fourth = fourth.0;
     hears(&mut fourth);
