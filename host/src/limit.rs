@@ -31,6 +31,13 @@ pub struct GuestLimit {
     pub burst_ms: u64,
 }
 
+/// How often guests of a volume had to wait for its limit, and how long: waits that have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    pub count: u64,
+    pub nanos: u64,
+}
+
 /// When what was taken of one thing has passed.
 #[derive(Debug, Default)]
 struct Line {

@@ -142,7 +142,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
             "weight": volume.share.weight,
         },
         "block_bytes": block_bytes(view, &volume.name),
-        "limit": limit(view, &volume.name),
+        "limit": limit(view, volume),
         "state": view.state(volume),
         "flags": flags(view, volume),
         "promise": promise(volume, view.replication(volume)),
@@ -338,12 +338,16 @@ fn block_bytes(view: &View, name: &str) -> u32 {
 }
 
 /// What the guest may ask for in a second; nothing is limited by zero.
-fn limit(view: &View, name: &str) -> Value {
-    let limit = view.configured(name).map(|it| it.limit).unwrap_or_default();
+fn limit(view: &View, volume: &VolumeSnapshot) -> Value {
+    let configured = view.configured(&volume.name);
+    let limit = configured.map(|it| it.limit).unwrap_or_default();
+    let waits = view.look.waits.get(&volume.id).copied().unwrap_or_default();
     json!({
         "iops": limit.iops,
         "bandwidth_bytes": limit.bandwidth_bytes,
         "burst_ms": limit.burst_ms,
+        "waits": waits.count,
+        "waited_ms": waits.nanos / 1_000_000,
     })
 }
 

@@ -289,9 +289,34 @@ pub fn text(view: &View, history: &History) -> String {
     }
     info(&mut out, view);
     of_the_view(&mut out, view);
+    limits(&mut out, view);
     recent(&mut out, view, history);
     latencies(&mut out, history);
     out
+}
+
+/// Of volumes whose guests had to wait for their limits.
+fn limits(out: &mut String, view: &View) {
+    let waited = view
+        .shown()
+        .filter_map(|volume| Some((volume, view.look.waits.get(&volume.id)?)));
+    let waited: Vec<_> = waited.collect();
+    let name = "tenuto_volume_limit_waits_total";
+    let help = "Times that a guest had to wait for the limit of its volume.";
+    head(out, name, "counter", help);
+    for (volume, waits) in &waited {
+        line(out, name, &volume.name, waits.count);
+    }
+    let name = "tenuto_volume_limit_wait_seconds_total";
+    head(
+        out,
+        name,
+        "counter",
+        "Time of these waits, of those that have ended.",
+    );
+    for (volume, waits) in &waited {
+        line(out, name, &volume.name, waits.nanos as f64 / 1e9);
+    }
 }
 
 /// What a volume is, for joins: `… * on (volume) group_left (policy) tenuto_volume_info`.

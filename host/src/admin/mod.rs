@@ -42,6 +42,7 @@ use crate::daemon::{
 };
 use crate::error::{Error, Kind, Result};
 use crate::latency::Latency;
+use crate::limit::Waits;
 use crate::origin::clone::CloneOf;
 use crate::origin::mapped::ImageShown;
 use crate::unit::Shown;
@@ -139,6 +140,8 @@ pub struct Look {
     pub latency: BTreeMap<VolumeId, Latency>,
     /// Connections by volume, in the order of volumes; one that is not in it has none.
     pub clients: Vec<(VolumeId, u64)>,
+    /// Of guests for the limits of their volumes, of those that had to.
+    pub waits: BTreeMap<VolumeId, Waits>,
     pub held: Vec<Held>,
     /// Images that are not raw, by volume.
     pub images: BTreeMap<String, ImageShown>,

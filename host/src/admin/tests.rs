@@ -10,6 +10,7 @@ use crate::config::{Listen, Value};
 use crate::daemon::{Below, Merged};
 use crate::error::Kind;
 use crate::latency::{Kind as Asked, Recorder};
+use crate::limit::Waits;
 use engine::event::Tuning;
 use engine::snapshot::{CacheState, Counters, SegmentCounts, State};
 use engine::types::{DestageMode, Generation, Serial, Time, Uuid};
@@ -27,6 +28,7 @@ struct Fake {
 struct FakeState {
     volumes: Vec<VolumeSnapshot>,
     clients: Vec<(VolumeId, u64)>,
+    waits: BTreeMap<VolumeId, Waits>,
     latency: BTreeMap<VolumeId, Arc<Recorder>>,
     units: BTreeMap<String, Shown>,
     copies: Vec<CopyShown>,
@@ -103,6 +105,7 @@ impl Machine for Fake {
                 scrub: None,
             },
             clients: state.clients.clone(),
+            waits: state.waits.clone(),
             latency: {
                 let all = state.latency.iter();
                 all.map(|(id, it)| (*id, it.read(Time(7_000_000_000))))

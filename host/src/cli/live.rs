@@ -72,10 +72,13 @@ impl Machine for Live {
             let recorder = volume.latency.as_ref()?;
             Some((volume.volume, recorder.read(snapshot.now)))
         });
+        let waits = snapshot.volumes.iter().filter(|it| it.waits.count > 0);
+        let waits = waits.map(|it| (it.volume, it.waits)).collect();
         let misfits: Vec<Held> = snapshot.engine.volumes.iter().filter_map(misfit).collect();
         Ok(Look {
             latency: measured.collect(),
             clients: clients.collect(),
+            waits,
             engine: snapshot.engine,
             watched: self.0.watched(),
             noticed: self.0.noticed(),

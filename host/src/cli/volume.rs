@@ -444,6 +444,13 @@ fn limit_text(limit: &Value) -> String {
         _ if parts.is_empty() => {}
         millis => parts.push(format!("{} of it at once", show_millis(millis))),
     }
+    if number(&limit["waits"]) > 0 {
+        let (waits, millis) = (number(&limit["waits"]), number(&limit["waited_ms"]));
+        parts.push(format!(
+            "its guest waited {waits} times, {} in all",
+            show_millis(millis)
+        ));
+    }
     parts.join(", ")
 }
 

@@ -458,6 +458,7 @@ impl<E: Decide> Shard<E> {
             volume: *volume,
             latency: self.volumes[volume].latency.clone(),
             clients: clients.remove(volume).unwrap_or_default(),
+            waits: self.volumes[volume].throttle.waits(),
             exports: exports.remove(volume).unwrap_or_default(),
         });
         let volumes = volumes.collect();

@@ -15,7 +15,7 @@ use crate::frontend::vhost_user::DataError;
 use crate::frontend::vhost_user::capacity::LiveDisk;
 use crate::frontend::vhost_user::guest_memory::GuestMemory;
 use crate::latency::Recorder;
-use crate::limit::GuestLimit;
+use crate::limit::{GuestLimit, Waits};
 use crate::origin::file::{OpenVolume, Sides};
 use crate::origin::mapped::Mapped;
 use crate::peer::Peer;
@@ -184,6 +184,8 @@ pub struct VolumeClients {
     /// while they are read.
     pub latency: Option<Arc<Recorder>>,
     pub clients: u64,
+    /// For its limit.
+    pub waits: Waits,
     pub exports: Vec<String>,
 }
 

@@ -4,15 +4,16 @@
 //! nothing of theirs is under way for it. Deliberately absent: how much that is ([`crate::limit`]).
 
 use super::{Alarm, Decide, Shard, guest, timer};
-use crate::limit::{GuestLimit, Meter};
+use crate::limit::{GuestLimit, Meter, Waits};
 use engine::types::{Time, VolumeId};
 
 /// The limit of a volume, and who waits for it.
 #[derive(Default)]
 pub(super) struct Throttle {
     meter: Meter,
-    /// Tells those who wait.
-    alarm: Option<timer::Key>,
+    /// Tells those who wait; and since when the first of them does.
+    alarm: Option<(timer::Key, Time)>,
+    waits: Waits,
     /// Slots of connections and of guests, each once.
     waiting: Vec<u32>,
 }
@@ -21,6 +22,10 @@ impl Throttle {
     /// A request was taken.
     pub fn charge(&mut self, now: Time, bytes: u64) {
         self.meter.charge(now, bytes);
+    }
+
+    pub fn waits(&self) -> Waits {
+        self.waits
     }
 
     pub fn of(limit: GuestLimit) -> Throttle {
@@ -51,7 +56,7 @@ impl<E: Decide> Shard<E> {
             }
             if throttle.alarm.is_none() {
                 let alarm = self.timers.set(throttle.meter.next(), Alarm::Limit(id));
-                throttle.alarm = Some(alarm);
+                throttle.alarm = Some((alarm, now));
             }
         }
         allowed
@@ -66,11 +71,14 @@ impl<E: Decide> Shard<E> {
 
     /// Those who wait look again. Some may have left, and others may have their places.
     pub(super) fn end_limit(&mut self, id: VolumeId) {
+        let now = self.now;
         let Some(volume) = self.volumes.get_mut(&id) else {
             return;
         };
-        if let Some(alarm) = volume.throttle.alarm.take() {
+        if let Some((alarm, since)) = volume.throttle.alarm.take() {
             self.timers.cancel(alarm);
+            let waits = &mut volume.throttle.waits;
+            (waits.count, waits.nanos) = (waits.count + 1, waits.nanos + now.since(since));
         }
         for waiter in std::mem::take(&mut volume.throttle.waiting) {
             match waiter & guest::MARK {

@@ -25,7 +25,7 @@ fn least(amount: f64, per_second: f64) -> Duration {
     Duration::from_secs_f64(amount / per_second) - Duration::from_millis(100)
 }
 
-/// Fails when: the limit is not that of all requests of a volume, or bytes are not counted.
+/// Fails when: the limit is not that of all requests of a volume, or bytes or waits are not counted.
 #[test]
 fn a_client_of_nbd_gets_no_more_than_the_limit() {
     let rig = rig("{ iops = \"200\" }");
@@ -49,6 +49,17 @@ fn a_client_of_nbd_gets_no_more_than_the_limit() {
         "limit={ iops = 0, bandwidth = \"1MiB/s\" }",
     ]);
     let shown = rig.show("disk")["limit"].clone();
+    // One client with one request at a time: nearly each of them waited, and that was the time.
+    let waits = shown["waits"].as_u64().expect("a count");
+    assert!((100..=301).contains(&waits), "{shown}");
+    let waited = shown["waited_ms"].as_f64().expect("a time") / 1e3;
+    let most = begun.elapsed().as_secs_f64();
+    assert!(waited > 0.5 && waited <= most, "{shown} in {most} s");
+    let page = rig.get("/metrics");
+    for name in ["limit_waits_total", "limit_wait_seconds_total"] {
+        let name = format!("tenuto_volume_{name}{{volume=\"disk\"}} ");
+        assert!(page.contains(&name), "{name}: {page}");
+    }
     assert_eq!(
         (&shown["iops"], &shown["bandwidth_bytes"]),
         (&0.into(), &(1 << 20).into())
@@ -56,7 +67,7 @@ fn a_client_of_nbd_gets_no_more_than_the_limit() {
     let shown = rig.done(&["volume", "show", "disk"]);
     let limit = shown.lines().find(|line| line.starts_with("limit"));
     assert!(
-        limit.is_some_and(|line| line.ends_with("1 MiB/s")),
+        limit.is_some_and(|line| line.contains("1 MiB/s, its guest waited")),
         "{shown}"
     );
     let begun = Instant::now();
