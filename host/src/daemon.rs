@@ -37,7 +37,7 @@ use crate::target::Target;
 use crate::tls::SecureListener;
 use crate::tls::certificates::{Settings as TlsSettings, Unfit};
 use crate::unit::Units;
-use crate::unit::copies::{OnDegraded, Wanted};
+use crate::unit::copies::{CopyPlace, OnDegraded, Wanted};
 use backup::Backups;
 pub use backup::CheckpointShown;
 use engine::engine::Report;
@@ -114,6 +114,8 @@ pub struct VolumeSettings {
     /// Copies of its dirty data on other hosts.
     pub replicas: u8,
     pub on_degraded: OnDegraded,
+    /// Of its copies; none: as the cluster says.
+    pub place: Option<CopyPlace>,
     pub destage: DestageMode,
     /// `None` = never.
     pub destage_after: Option<Duration>,
@@ -173,6 +175,7 @@ impl VolumeSettings {
         Wanted {
             replicas: self.replicas,
             on_degraded: self.on_degraded,
+            place: self.place.clone(),
         }
     }
 }

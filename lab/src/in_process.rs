@@ -203,6 +203,7 @@ pub fn volume(name: &str, origin: PathBuf, policy: Policy) -> VolumeSettings {
         write_cache: true,
         replicas: 0,
         on_degraded: Default::default(),
+        place: None,
         destage: DestageMode::Atomic,
         destage_after: Some(Duration::from_secs(24 * 3600)),
         journal_dir: None,

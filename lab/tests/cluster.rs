@@ -103,6 +103,7 @@ impl House {
             cluster: CLUSTER,
             name: "c1".into(),
             domain: String::new(),
+            place: Default::default(),
             vault: Vault::Beside,
             fence: None,
             alone: false,

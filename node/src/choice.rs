@@ -1,8 +1,8 @@
 //! Where another copy of a unit goes.
 //!
 //! Always true: the same hosts in any order give the same choice, on every host. A host without
-//! enough room is never chosen. One of the owner's domain, or of a member's, is chosen only if
-//! there is no other one, and the choice says so. Deliberately absent: whether a host answers; the
+//! enough room is never chosen. One of the domain that is not wanted is chosen only if there is no
+//! other one, and the choice says so where hosts were to be apart. Deliberately absent: whether a host answers; the
 //! caller lists those that do.
 
 use alloc::string::String;
@@ -23,6 +23,17 @@ pub struct Candidate {
     pub copies: u32,
 }
 
+/// What of fault domains is wanted, where there is a choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Spread {
+    /// Of another domain than the owner and the members.
+    #[default]
+    Apart,
+    /// Of one of these.
+    Together,
+    Any,
+}
+
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wish<'a> {
@@ -30,6 +41,7 @@ pub struct Wish<'a> {
     pub not: &'a [Uuid],
     /// Domains of the owner and of the members.
     pub domains: &'a [String],
+    pub spread: Spread,
     /// What the copy needs to begin: some of the largest batches.
     pub least_blocks: u64,
     /// What is enough for it: what is dirty now, and as much beside it. With less the owner is
@@ -54,7 +66,12 @@ pub fn choose(hosts: &[Candidate], wish: &Wish<'_>) -> Option<Choice> {
     let shares = |it: &Candidate| !it.domain.is_empty() && wish.domains.contains(&it.domain);
     let short = |it: &Candidate| it.reserve_blocks < wish.blocks;
     let rank = |it: &&Candidate| {
-        let far = (shares(it), !it.reaches_datastore);
+        let strange = match wish.spread {
+            Spread::Apart => shares(it),
+            Spread::Together => !shares(it),
+            Spread::Any => false,
+        };
+        let far = (strange, !it.reaches_datastore);
         (far, short(it), it.copies, it.host)
     };
     let best = hosts.iter().filter(has_room).min_by_key(rank)?;
@@ -62,7 +79,7 @@ pub fn choose(hosts: &[Candidate], wish: &Wish<'_>) -> Option<Choice> {
     Some(Choice {
         host: best.host,
         cache: best.cache,
-        domain_degraded: shares(best),
+        domain_degraded: shares(best) && wish.spread == Spread::Apart,
         without_datastore: !best.reaches_datastore,
     })
 }
@@ -84,10 +101,15 @@ mod tests {
     }
 
     fn chosen(hosts: &[Candidate]) -> Option<(u8, bool)> {
+        chosen_by(Spread::Apart, hosts)
+    }
+
+    fn chosen_by(spread: Spread, hosts: &[Candidate]) -> Option<(u8, bool)> {
         let (not, domains) = ([Uuid([1; 16])], ["rack-1".into()]);
         let wish = Wish {
             not: &not,
             domains: &domains,
+            spread,
             least_blocks: 10,
             blocks: 100,
         };
@@ -121,5 +143,18 @@ mod tests {
         assert_eq!(chosen(&hosts), Some((2, false)));
         hosts.truncate(1);
         assert_eq!(chosen(&hosts), None, "it has a copy");
+    }
+
+    #[test]
+    fn hosts_of_one_domain_or_any_come_first_where_that_is_wanted() {
+        let mut hosts = vec![host(2, "rack-2"), host(3, "rack-1")];
+        hosts[1].copies = 1;
+        assert_eq!(chosen_by(Spread::Apart, &hosts), Some((2, false)));
+        assert_eq!(chosen_by(Spread::Together, &hosts), Some((3, false)));
+        assert_eq!(chosen_by(Spread::Any, &hosts), Some((2, false)));
+        hosts[0].copies = 2;
+        assert_eq!(chosen_by(Spread::Any, &hosts), Some((3, false)));
+        hosts.truncate(1);
+        assert_eq!(chosen_by(Spread::Together, &hosts), Some((2, false)));
     }
 }

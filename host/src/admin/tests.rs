@@ -551,6 +551,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
         "shared",
         "replicas",
         "on-degraded",
+        "place",
     ];
     let of_engine = keys::TUNABLES.iter();
     let of_engine = of_engine.filter(|key| !of_host.contains(key));

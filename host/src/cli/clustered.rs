@@ -80,6 +80,7 @@ pub(super) fn join(
         cluster: identity.cluster,
         name: with.cluster.name.clone(),
         domain: with.cluster.domain.clone(),
+        place: with.cluster.place.clone(),
         vault: with.cluster.vault.clone(),
         fence: with.cluster.fence.clone(),
         me: Holder {

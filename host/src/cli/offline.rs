@@ -481,6 +481,7 @@ fn settings_of(volume: &VolumeSnapshot, places: &Places) -> VolumeSettings {
         write_cache: true,
         replicas: 0,
         on_degraded: Default::default(),
+        place: None,
         destage: volume.effective_destage,
         destage_after: None,
         journal_dir: places.journal.clone(),

@@ -22,6 +22,7 @@ use crate::config::Config;
 use crate::daemon::{Daemon, VolumeSettings};
 use crate::error::{Error, Result};
 use crate::origin::{beside, pointer};
+use crate::unit::copies::CopyPlace;
 use crate::unit::sides::Membership;
 use crate::vault::Vault;
 use engine::snapshot::VolumeSnapshot;
@@ -96,6 +97,7 @@ impl Cluster {
                 cluster: self.id,
                 name: self.name.clone(),
                 domain: self.domain.clone(),
+                place: CopyPlace::default(),
                 vault: self.vault.clone(),
                 fence: None,
                 me: holder.clone(),

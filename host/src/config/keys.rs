@@ -6,6 +6,7 @@
 //! value came from, which is [`super::parse`].
 
 use super::check::SOCKET_PATH_MAX;
+use super::cluster::{copy_place, show_place};
 use super::values::Value;
 use super::{Cache, Host, Images, Listen, LogFormat, Volume, Wrong};
 use crate::config::{limit, units};
@@ -335,6 +336,20 @@ pub const VOLUME: &[Key<Volume>] = &[
         show: |volume| quote(volume.on_degraded.name()),
     },
     Key {
+        name: "place",
+        default: "",
+        meaning: "where its copies go; empty = as the cluster says",
+        set: |volume, value| {
+            let as_cluster = *value == Value::Text(String::new());
+            volume.place = match as_cluster {
+                true => None,
+                false => Some(copy_place(value)?),
+            };
+            Ok(())
+        },
+        show: |volume| volume.place.as_ref().map_or_else(|| quote(""), show_place),
+    },
+    Key {
         name: "image-guard",
         default: "apply",
         meaning: "qcow2: when other programs are kept from opening it; apply = within a destage",
@@ -619,6 +634,7 @@ pub const TUNABLES: &[&str] = &[
     "write-cache",
     "replicas",
     "on-degraded",
+    "place",
     "destage-after",
     "destage",
     "dirty-limit",
@@ -919,6 +935,7 @@ pub fn default_volume() -> Volume {
         write_cache: true,
         replicas: 0,
         on_degraded: OnDegraded::Continue,
+        place: None,
         destage_after_ms: Some(600_000),
         destage: DestageMode::Atomic,
         journal: None,

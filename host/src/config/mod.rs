@@ -27,7 +27,7 @@ use crate::limit::GuestLimit;
 pub use crate::origin::Format;
 use crate::sys;
 use crate::tls::certificates::Settings as Certificates;
-use crate::unit::copies::OnDegraded;
+use crate::unit::copies::{CopyPlace, OnDegraded};
 use engine::event::{Admission, ResetOn, Share};
 use engine::flow::FlowLimits;
 use engine::types::{DestageMode, Policy};
@@ -138,6 +138,8 @@ pub struct Volume {
     /// Copies of its dirty data on other hosts; more than 0 in a cluster only.
     pub replicas: u8,
     pub on_degraded: OnDegraded,
+    /// Of its copies; none: as the cluster says.
+    pub place: Option<CopyPlace>,
     /// `None` = never.
     pub destage_after_ms: Option<u64>,
     pub destage: DestageMode,
@@ -183,6 +185,7 @@ impl Volume {
             write_cache: self.write_cache,
             replicas: self.replicas,
             on_degraded: self.on_degraded,
+            place: self.place.clone(),
             destage: self.destage,
             destage_after: self.destage_after_ms.map(Duration::from_millis),
             journal_dir: self.journal.clone(),

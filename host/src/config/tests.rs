@@ -98,6 +98,21 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
             "bitmaps: invalidate is not in this version; write \"refuse\"",
         ),
         (
+            "place = \"near\"",
+            "place: \"near\" is no place of copies; write \"other-domain\", \"same-domain\", \
+             \"any\", or a list of hosts, as in [\"host-b\", \"host-c\"]",
+        ),
+        (
+            "place = [\"a/b\"]",
+            "place: \"a/b\" is no host; write \"other-domain\", \"same-domain\", \"any\", or a \
+             list of hosts, as in [\"host-b\", \"host-c\"]",
+        ),
+        (
+            "place = []",
+            "place: a list is no place of copies; write \"other-domain\", \"same-domain\", \
+             \"any\", or a list of hosts, as in [\"host-b\", \"host-c\"]",
+        ),
+        (
             "on-degraded = \"stop\"",
             "on-degraded: \"stop\" is not one of its values; write \"continue\" or \
              \"write-through\"",

@@ -182,6 +182,7 @@ fn orphan(volume: VolumeSnapshot) -> VolumeSettings {
         write_cache: true,
         replicas: 0,
         on_degraded: Default::default(),
+        place: None,
         destage: DestageMode::Atomic,
         destage_after: Some(Duration::ZERO),
         journal_dir: None,

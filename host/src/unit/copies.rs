@@ -4,6 +4,8 @@
 //! Plain data. Always true: `real` counts the other hosts whose copy is complete and counts for a
 //! flush, never one that is being made or is lost. Deliberately absent: how copies are made.
 
+use node::choice::Spread;
+
 /// What becomes of flushes while copies are missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDegraded {
@@ -23,12 +25,44 @@ impl OnDegraded {
     }
 }
 
+/// Which hosts copies go to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CopyPlace {
+    /// Of another fault domain, where there is one.
+    #[default]
+    OtherDomain,
+    /// Of the same, where there is one.
+    SameDomain,
+    Any,
+    /// Of these alone, by their names.
+    Hosts(Vec<String>),
+}
+
+impl CopyPlace {
+    pub fn spread(&self) -> Spread {
+        match self {
+            CopyPlace::OtherDomain => Spread::Apart,
+            CopyPlace::SameDomain => Spread::Together,
+            CopyPlace::Any | CopyPlace::Hosts(_) => Spread::Any,
+        }
+    }
+
+    pub fn allows(&self, host: &str) -> bool {
+        match self {
+            CopyPlace::Hosts(names) => names.iter().any(|name| name == host),
+            _ => true,
+        }
+    }
+}
+
 /// The copies that a volume is to have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// On other hosts.
     pub replicas: u8,
     pub on_degraded: OnDegraded,
+    /// None: as the cluster says.
+    pub place: Option<CopyPlace>,
 }
 
 /// The copies of one volume that is served here.

@@ -36,7 +36,7 @@ const UNWRITTEN: &str = "its record cannot be written into the vault; make room 
                          that this host reaches it and may write it";
 
 /// What the set is told of the copies that its volume is to have.
-fn wanted_events(copies: Wanted) -> [set::Event; 2] {
+fn wanted_events(copies: &Wanted) -> [set::Event; 2] {
     let through = copies.on_degraded == OnDegraded::WriteThrough;
     [
         set::Event::AtOrigin(through),
@@ -47,9 +47,9 @@ fn wanted_events(copies: Wanted) -> [set::Event; 2] {
 impl Manager {
     pub(super) fn set_copies(&mut self, name: &str, copies: Wanted) {
         if let Some(entry) = self.entries.get_mut(name) {
-            entry.settings.copies = copies;
+            entry.settings.copies = copies.clone();
         }
-        for event in wanted_events(copies) {
+        for event in wanted_events(&copies) {
             self.set_event(name, event);
         }
         self.begin_copies(name);
@@ -320,7 +320,7 @@ impl Manager {
         let Some(entry) = self.entries.get_mut(name) else {
             return;
         };
-        let wanted = entry.settings.copies;
+        let wanted = entry.settings.copies.clone();
         // Of the record before the one that gave the unit to this host: no other host has made one
         // between them.
         let proved = entry.proved.is_some_and(|of| of + 1 == owns.record.given);
@@ -330,7 +330,7 @@ impl Manager {
         let owning = entry.owning.as_mut().expect("it has begun");
         owning.what = What::Set(Box::new(Set::new(me, owns)));
         owning.begun = Instant::now();
-        for event in wanted_events(wanted) {
+        for event in wanted_events(&wanted) {
             self.set_event(name, event);
         }
         if proved {

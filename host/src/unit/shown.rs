@@ -1,6 +1,6 @@
 //! How a unit with copies is shown.
 
-use super::copies::{LearnerShown, MemberShown, Replication};
+use super::copies::{CopyPlace, LearnerShown, MemberShown, Replication};
 use super::owning::What;
 use super::{Entry, Manager, State};
 use engine::types::Uuid;
@@ -100,6 +100,14 @@ impl Manager {
             return format!("a copy is being made on {}", self.host(host));
         }
         let full = entry.owning.iter().flat_map(|it| it.no_room.iter());
+        let place = entry.settings.copies.place.as_ref();
+        if let CopyPlace::Hosts(names) = place.unwrap_or(&self.member.place) {
+            let mut here = self.links.iter().map(|host| self.host(*host));
+            if !here.any(|host| names.contains(&host)) {
+                let names = names.join(", ");
+                return format!("of the hosts that `place` names none answers: {names}");
+            }
+        }
         match self.links.is_empty() {
             true => "no other host answers".to_owned(),
             false => self

@@ -17,6 +17,7 @@ use crate::error::cause;
 use crate::lock::{self, Mode, Patience};
 use crate::origin::beside::{self, JOURNAL, LEDGER};
 use crate::origin::written;
+use crate::unit::copies::CopyPlace;
 use crate::vault::{Records, Vault};
 use engine::format::ledger::{Ledger, Progress};
 use engine::types::Uuid;
@@ -36,6 +37,8 @@ pub struct Membership {
     pub name: String,
     /// What fails together with this host; empty: itself only.
     pub domain: String,
+    /// Where copies go of volumes that say nothing.
+    pub place: CopyPlace,
     pub vault: Vault,
     /// A program that is called with the name of a host, and ends with 0 when that host can write
     /// no more.

@@ -61,6 +61,9 @@ impl Manager {
 
     pub(super) fn choose_place(&mut self, name: &str, not: &[Uuid]) -> Option<(Uuid, Uuid)> {
         let neighbours = self.logs.neighbours();
+        let entry = self.entries.get(name)?;
+        let place = entry.settings.copies.place.as_ref();
+        let place = place.unwrap_or(&self.member.place).clone();
         let owning = self.owning(name)?;
         owning.refused.retain(|_, since| since.elapsed() < REFUSED);
         let unfit = owning.streams.iter().filter(|(_, it)| !it.watch.is_fit());
@@ -77,6 +80,7 @@ impl Manager {
         let taken = neighbours.iter().filter(|it| members.contains(&it.host));
         let domains: Vec<String> = taken.map(|it| it.domain.clone()).chain([domain]).collect();
         let asked = neighbours.iter().filter(|it| !not.contains(&it.host));
+        let asked = asked.filter(|it| place.allows(&it.name));
         let asked: Vec<Neighbour> = asked.cloned().collect();
         let (wanted, rooms) = self.rooms(name, &asked);
         let copies = |host: Uuid| {
@@ -100,6 +104,7 @@ impl Manager {
         let wish = Wish {
             not,
             domains: &domains,
+            spread: place.spread(),
             least_blocks: room::AHEAD_BLOCKS,
             blocks: wanted,
         };

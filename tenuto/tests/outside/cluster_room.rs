@@ -162,3 +162,34 @@ fn of_two_hosts_the_one_with_room_gets_the_copy() {
     assert_eq!(name(cluster.is_full(0)), "host-c");
     cluster.stop();
 }
+
+/// Fails when: a copy goes to a host that `place` does not name, or a change of it is not heard of
+/// while the volume is served.
+#[test]
+fn a_copy_goes_where_its_volume_says() {
+    let lines = format!("{ONE_COPY}\nplace = [\"host-c\", \"host-x\"]");
+    let mut cluster = Cluster::new(3, &lines);
+    let mut load = load(seed(43));
+    cluster.write(0, &mut load, 50);
+    assert_eq!(cluster.is_full(0), 2);
+    cluster.kill_under_load(0, &mut load, &[2], 50);
+    cluster.is_degraded(0);
+    let mut reason = Value::Null;
+    wait_until("the other host is no place for it", PATIENCE, || {
+        reason = cluster.copies(0)["reason"].clone();
+        let words = "of the hosts that `place` names none answers: host-c, host-x";
+        reason.as_str().is_some_and(|it| it.starts_with(words))
+    });
+    let place = ["volume", "set", "disk", "place=any"];
+    cluster.hosts[0].rig.done(&place);
+    assert_eq!(cluster.is_full(0), 1, "{reason}");
+    cluster.write(0, &mut load, 50);
+    cluster.destroy(0);
+    cluster.check(
+        1,
+        &mut load,
+        Crash::PowerLoss,
+        "at the host that was allowed",
+    );
+    cluster.hosts[1].stop();
+}
