@@ -2,8 +2,8 @@
 //!
 //! Always true: the same hosts in any order give the same choice, on every host. A host without
 //! enough room is never chosen. One of the domain that is not wanted is chosen only if there is no
-//! other one, and the choice says so where hosts were to be apart. Deliberately absent: whether a host answers; the
-//! caller lists those that do.
+//! other one, and the choice says so where hosts were to be apart. Deliberately absent: whether a
+//! host answers; the caller lists those that do.
 
 use alloc::string::String;
 use engine::types::Uuid;

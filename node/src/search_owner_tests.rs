@@ -1,8 +1,8 @@
-//! What an owner may do next in the search: send, acknowledge, cut, take a learner in, leave a member
-//! out, give the unit away, get the right to write the origin, and answer at the origin.
+//! What an owner may do next in the search: send, acknowledge, cut, take a learner in, leave a
+//! member out, give the unit away, get the right to write the origin, and answer at the origin.
 //!
-//! Always true: each step is one that the machine of the owner, or its host, may take in this state;
-//! it changes a copy of the world. Deliberately absent: what must hold afterwards.
+//! Always true: each step is one that the machine of the owner, or its host, may take in this
+//! state; it changes a copy of the world. Deliberately absent: what must hold afterwards.
 
 use super::*;
 

@@ -4,8 +4,8 @@
 //! has no silent exception; what breaks one stands in [`OFFENDERS`] with its exact count, which
 //! may only shrink; `docs/promises.md` is what the tests say of themselves. It works on plain text.
 
-#[path = "tidy/links.rs"]
-mod links;
+#[path = "tidy/documents.rs"]
+mod documents;
 #[path = "tidy/structure.rs"]
 mod structure;
 

@@ -6,6 +6,7 @@
 //! is a member, which is in the state directory.
 
 use super::keys::{Key, check_name, quote, quote_path};
+use super::place::{copy_place, show_place};
 use super::values::Value;
 use super::{Sources, Wrong};
 use crate::unit::copies::CopyPlace;
@@ -121,44 +122,6 @@ pub const CLUSTER: &[Key<Cluster>] = &[
         show: |_| quote("tls"),
     },
 ];
-
-/// Where copies go: a word, or names of hosts.
-pub fn copy_place(value: &Value) -> Result<CopyPlace, Wrong> {
-    let right = "write \"other-domain\", \"same-domain\", \"any\", or a list of hosts, as in \
-                 [\"host-b\", \"host-c\"]";
-    let wrong = || Wrong::new(format!("{} is no place of copies", value.show()), right);
-    let hosts = match value {
-        Value::Text(text) => match text.as_str() {
-            "other-domain" => return Ok(CopyPlace::OtherDomain),
-            "same-domain" => return Ok(CopyPlace::SameDomain),
-            "any" => return Ok(CopyPlace::Any),
-            // A word that is none would be taken for a host.
-            text if !text.contains(',') => return Err(wrong()),
-            _ => value.words(right)?,
-        },
-        Value::List(_) => value.words(right)?,
-        _ => return Err(wrong()),
-    };
-    for host in &hosts {
-        check_name(host).map_err(|_| Wrong::new(format!("{host:?} is no host"), right))?;
-    }
-    match hosts.is_empty() {
-        true => Err(wrong()),
-        false => Ok(CopyPlace::Hosts(hosts)),
-    }
-}
-
-pub fn show_place(place: &CopyPlace) -> String {
-    match place {
-        CopyPlace::OtherDomain => quote("other-domain"),
-        CopyPlace::SameDomain => quote("same-domain"),
-        CopyPlace::Any => quote("any"),
-        CopyPlace::Hosts(names) => {
-            let names: Vec<String> = names.iter().map(|name| quote(name)).collect();
-            format!("[{}]", names.join(", "))
-        }
-    }
-}
 
 /// What a section must have; the key that is missing.
 pub fn missing(cluster: &Cluster) -> Option<&'static str> {

@@ -6,8 +6,10 @@
 //! value came from, which is [`super::parse`].
 
 use super::check::SOCKET_PATH_MAX;
-use super::cluster::{copy_place, show_place};
+use super::place::{copy_place, show_place};
 use super::values::Value;
+pub(super) use super::values::quote;
+pub use super::values::{NAME_BYTES_MAX, check_name};
 use super::{Cache, Host, Images, Listen, LogFormat, Volume, Wrong};
 use crate::config::{limit, units};
 use crate::daemon::Exports;
@@ -37,8 +39,6 @@ pub struct Key<T: 'static> {
 
 type Set = Result<(), Wrong>;
 
-/// Longest volume name: with its ending it must fit into a socket's path and a table of the log.
-pub const NAME_BYTES_MAX: usize = 63;
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 /// Below this the log has no room for reserves and evacuation.
@@ -652,21 +652,6 @@ pub const TUNABLES: &[&str] = &[
     "export",
 ];
 
-/// A name that can be part of a file name, of a socket's path and of an URL as it stands.
-pub fn check_name(name: &str) -> Set {
-    let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
-    if starts_well && name.len() <= NAME_BYTES_MAX && name.chars().all(safe) {
-        return Ok(());
-    }
-    Err(Wrong::new(
-        format!("{name:?} is not a volume name"),
-        format!(
-            "write 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', a letter or digit first"
-        ),
-    ))
-}
-
 fn set_origin(volume: &mut Volume, value: &Value) -> Set {
     let right = "write the path of an image or block device, nbd://… or nbd+unix://…";
     let text = value.text(right)?;
@@ -917,10 +902,6 @@ fn show_address(address: Option<SocketAddr>) -> String {
 }
 
 /// As TOML writes it, so that what is shown can be copied into the file.
-pub(super) fn quote(text: &str) -> String {
-    toml::Value::String(text.into()).to_string()
-}
-
 pub(super) fn quote_path(path: &Path) -> String {
     quote(&path.display().to_string())
 }

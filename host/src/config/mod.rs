@@ -10,6 +10,7 @@ pub mod explain;
 pub mod keys;
 mod limit;
 pub mod parse;
+mod place;
 pub mod share;
 pub mod state;
 #[cfg(test)]

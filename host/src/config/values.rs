@@ -9,6 +9,29 @@ use crate::error::cause;
 use std::path::PathBuf;
 use toml::de::DeValue;
 
+/// Longest volume name: with its ending it must fit into a socket's path and a table of the log.
+pub const NAME_BYTES_MAX: usize = 63;
+
+/// A name that can be part of a file name, of a socket's path and of an URL as it stands.
+pub fn check_name(name: &str) -> Result<(), Wrong> {
+    let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let starts_well = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if starts_well && name.len() <= NAME_BYTES_MAX && name.chars().all(safe) {
+        return Ok(());
+    }
+    Err(Wrong::new(
+        format!("{name:?} is not a volume name"),
+        format!(
+            "write 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', a letter or digit first"
+        ),
+    ))
+}
+
+/// As it stands in a file.
+pub(super) fn quote(text: &str) -> String {
+    toml::Value::String(text.into()).to_string()
+}
+
 /// A value without its place.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {

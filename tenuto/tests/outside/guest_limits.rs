@@ -25,7 +25,8 @@ fn least(amount: f64, per_second: f64) -> Duration {
     Duration::from_secs_f64(amount / per_second) - Duration::from_millis(100)
 }
 
-/// Fails when: the limit is not that of all requests of a volume, or bytes or waits are not counted.
+/// Fails when: the limit is not that of all requests of a volume, or bytes or waits are not
+/// counted.
 #[test]
 fn a_client_of_nbd_gets_no_more_than_the_limit() {
     let rig = rig("{ iops = \"200\" }");
