@@ -12,7 +12,7 @@ use node::frame::{
     ADDRESSES_MAX, BODY_BYTES_MAX, Frame, HEADER_BYTES, Header, Hello, Host, Join, MAGIC,
     PAYLOAD_BYTES_MAX, Ping, Pong, Question, SECRET_BYTES, Welcome,
 };
-use node::peers::{Link, State};
+use node::peers::{Link, PeerTimeout, State};
 
 const TEXT: usize = 32;
 
@@ -100,7 +100,7 @@ fn batch(source: &mut Source) -> Batch {
 
 /// What a host says never breaks the state of its link.
 fn link(frame: &Frame, time: u64) {
-    let mut link = Link::new(Time(0));
+    let mut link = Link::new(Time(0), PeerTimeout::default());
     link.tick(Time(0), 0, 0);
     link.connected(Time(0), 1);
     link.tick(Time(0), 0, 0);

@@ -11,7 +11,7 @@ use engine::format::Kind;
 use engine::types::{Serial, Uuid};
 use node::copy::{Action, Copy, Event};
 use node::history::{Generation, History};
-use node::message::{About, Body, Health, Message, Status};
+use node::message::{About, Body, Disk, Health, Message, Status};
 use node::record::{Degraded, Epoch, Holder, MEMBERS_MAX, Member, Pointer, RECORD_BYTES, Record};
 use node::vault::{Answer, Cas, Look, Step};
 
@@ -191,7 +191,7 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
         record: record.clone(),
         about: about.clone(),
     };
-    let body = match kind % 11 {
+    let body = match kind % 14 {
         0 => Body::Probed { status },
         1 => Body::Open {
             member,
@@ -232,6 +232,7 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
             record,
             destaged: serial,
         },
+        10..13 => of_guests(source, kind, fresh),
         _ => Body::Destaged { copy, serial },
     };
     let Some(parsed) = damaged(source, Message { unit, body }) else {
@@ -239,6 +240,24 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
     };
     hear((unit, session), Uuid(source.bytes16()), [open, parsed.body]);
     true
+}
+
+/// Of guests that move.
+fn of_guests(source: &mut Source<'_>, kind: u8, flag: bool) -> Body {
+    match kind % 3 {
+        0 => Body::Attach {
+            number: source.u64(),
+        },
+        1 => Body::HandOver { write_back: flag },
+        _ => Body::Standby {
+            disk: Disk {
+                size_bytes: source.number(),
+                block_bytes: source.u32(),
+                read_only: flag,
+                write_back: !flag,
+            },
+        },
+    }
 }
 
 fn about(source: &mut Source<'_>, volume: Uuid) -> About {

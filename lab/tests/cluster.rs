@@ -104,6 +104,7 @@ impl House {
             name: "c1".into(),
             domain: String::new(),
             place: Default::default(),
+            peer_timeout: Default::default(),
             vault: Vault::Beside,
             fence: None,
             alone: false,

@@ -6,6 +6,7 @@
 //! owner ── Open ─▶ copy ── Opened ─▶ owner ── Resume ─▶ copy ── Resumed ─▶ owner
 //! owner ── Batch · Adopt · Cut · Destaged ─▶ copy ── Ack · NoRoom ─▶ (in this order, one stream)
 //! owner ── Release ─▶ drainer of before ── Released ─▶ owner
+//! owner ── Standby ─▶ who wants the unit ── Attach ─▶ owner ── HandOver ─▶
 //! owner ── Keep · Drop ─▶ copy               a copy to a lower term ── Deposed ─▶
 //! ```
 //! Always true: a message moves no right by itself. It makes another host look at the vault, let go
@@ -122,6 +123,20 @@ pub enum Body {
         copy: Uuid,
         serial: Serial,
     },
+    /// The owner goes on: its client uses the unit, which is a disk like this. A client of the
+    /// receiver may be shown it, and its host gets a copy, so that the guest can move there.
+    Standby {
+        disk: Disk,
+    },
+    /// A client of the sender has been shown the unit, and may come to use it.
+    Attach {
+        number: u64,
+    },
+    /// What the guest of a client that went to sleep here believes of the write cache. Said before
+    /// the unit is given; who has not heard it believes that it is off.
+    HandOver {
+        write_back: bool,
+    },
     /// The owner of this record needs what the copy has: nothing of an earlier term is taken.
     Freeze {
         copy: Uuid,
@@ -209,6 +224,16 @@ impl About {
             size_bytes: from.u64()?,
         })
     }
+}
+
+/// A disk as its guest sees it, wherever it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Disk {
+    pub size_bytes: u64,
+    pub block_bytes: u32,
+    pub read_only: bool,
+    /// The mode of the write cache that it begins with.
+    pub write_back: bool,
 }
 
 /// What a copy says of itself.
@@ -417,6 +442,28 @@ fn put_stream(out: &mut Out, body: &Body) {
             put_bound(out, 26, *copy, record);
             out.u64(destaged.0);
         }
+        of_guests => put_guests(out, of_guests),
+    }
+}
+
+/// Of guests that move.
+fn put_guests(out: &mut Out, body: &Body) {
+    match body {
+        Body::Standby { disk } => {
+            put_ids(out, 27, &[]);
+            out.u64(disk.size_bytes);
+            out.u32(disk.block_bytes);
+            out.u8(u8::from(disk.read_only));
+            out.u8(u8::from(disk.write_back));
+        }
+        Body::Attach { number } => {
+            put_ids(out, 28, &[]);
+            out.u64(*number);
+        }
+        Body::HandOver { write_back } => {
+            put_ids(out, 29, &[]);
+            out.u8(u8::from(*write_back));
+        }
         other => unreachable!("{other:?} is written by its own function"),
     }
 }
@@ -531,6 +578,26 @@ fn take_stream(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
             copy: from.uuid()?,
             record: take_record(from)?,
             destaged: Serial(from.u64()?),
+        },
+        of_guests => take_guests(of_guests, from)?,
+    })
+}
+
+fn take_guests(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
+    Ok(match kind {
+        27 => Body::Standby {
+            disk: Disk {
+                size_bytes: from.u64()?,
+                block_bytes: from.u32()?,
+                read_only: from.flag("read only")?,
+                write_back: from.flag("write back")?,
+            },
+        },
+        28 => Body::Attach {
+            number: from.u64()?,
+        },
+        29 => Body::HandOver {
+            write_back: from.flag("write back")?,
         },
         _ => return Err(Malformed),
     })
@@ -761,6 +828,16 @@ mod tests {
                 record: record.clone(),
                 destaged: serial,
             },
+            Body::Standby {
+                disk: Disk {
+                    size_bytes: 1 << 30,
+                    block_bytes: 4096,
+                    read_only: false,
+                    write_back: true,
+                },
+            },
+            Body::Attach { number: 7 },
+            Body::HandOver { write_back: true },
             Body::Cut {
                 copy,
                 session,

@@ -6,7 +6,7 @@
 //! still write. Deliberately absent: connections, and which of two is kept, which is the host's.
 //!
 //! ```text
-//!        connected              600 ms without a byte
+//!        connected        0.6 of the peer timeout without a byte
 //! Down ────────────▶ Up ─────────────────────────────▶ Silent
 //!   ▲                │ ▲ ◀───────────── heard ───────────┘ │
 //!   └───── lost ─────┘                       5 s: close ───┘
@@ -19,8 +19,7 @@ use crate::frame::{Ping, Pong, VERSION_ROOM};
 use engine::types::Time;
 
 pub const PING_MS: u64 = 200;
-pub const SILENT_MS: u64 = 600;
-/// A connection that is silent for so long is closed.
+/// A connection that is silent for so long is closed, or for twice as long as makes it silent.
 pub const DEAD_MS: u64 = 5_000;
 /// A link that was up for so long does not flap.
 pub const STEADY_MS: u64 = 60_000;
@@ -29,6 +28,35 @@ pub const CALL_MS_MAX: u64 = 10_000;
 pub const FLAP_MS_MAX: u64 = 300_000;
 /// Pings that may be under way and still be measured.
 const PINGS: usize = 32;
+
+/// How long another host may be late before this one goes on without it. The same on all hosts, or
+/// the one that waits least decides for its own volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerTimeout {
+    pub ms: u64,
+}
+
+impl Default for PeerTimeout {
+    fn default() -> PeerTimeout {
+        PeerTimeout { ms: 1_000 }
+    }
+}
+
+impl PeerTimeout {
+    /// Data that was sent and is not answered for so long: the peer is lost.
+    pub fn ack_ns(self) -> u64 {
+        self.ms * 1_000_000
+    }
+
+    /// No byte for so long: the link is silent.
+    pub fn silent_ns(self) -> u64 {
+        self.ack_ns() / 10 * 6
+    }
+
+    fn dead_ns(self) -> u64 {
+        (DEAD_MS * 1_000_000).max(2 * self.silent_ns())
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -61,6 +89,7 @@ pub struct Due {
 
 #[derive(Clone, Debug)]
 pub struct Link {
+    timeout: PeerTimeout,
     state: State,
     /// When it came up, or went down.
     since: Time,
@@ -82,8 +111,9 @@ pub struct Link {
 
 impl Link {
     /// To a host that is called at once.
-    pub fn new(now: Time) -> Link {
+    pub fn new(now: Time, timeout: PeerTimeout) -> Link {
         Link {
+            timeout,
             state: State::Down,
             since: now,
             heard: now,
@@ -206,13 +236,13 @@ impl Link {
             };
         }
         let quiet_ns = now.since(self.heard);
-        if quiet_ns >= DEAD_MS * 1_000_000 {
+        if quiet_ns >= self.timeout.dead_ns() {
             return Due {
                 close: true,
                 ..Due::default()
             };
         }
-        if quiet_ns >= SILENT_MS * 1_000_000 {
+        if quiet_ns >= self.timeout.silent_ns() {
             self.state = State::Silent;
         }
         if now < self.ping_at {
@@ -265,7 +295,7 @@ mod tests {
     }
 
     fn up(millis: u64) -> Link {
-        let mut link = Link::new(at(millis));
+        let mut link = Link::new(at(millis), PeerTimeout::default());
         assert!(link.tick(at(millis), 0, 7).call);
         link.connected(at(millis), 1);
         link
@@ -327,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_ping_tells_the_room_for_copies_until_the_link_is_another_one() {
-        let mut link = Link::new(at(0));
+        let mut link = Link::new(at(0), PeerTimeout::default());
         link.connected(at(0), VERSION_ROOM);
         let ping = link.tick(at(0), 0, 9).ping.expect("at once");
         assert_eq!(ping.room_blocks, Some(9));
@@ -346,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_host_that_is_not_there_is_called_at_least_each_10_s() {
-        let mut link = Link::new(at(0));
+        let mut link = Link::new(at(0), PeerTimeout::default());
         assert!(link.tick(at(0), 0, 7).call);
         assert!(!link.tick(at(0), 0, 7).call, "one call at a time");
         let mut now = 0;

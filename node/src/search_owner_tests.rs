@@ -64,6 +64,9 @@ impl World {
             }
         }
         self.cuts(steps, at, set);
+        if bounds.standby {
+            self.standby(steps, at);
+        }
         if bounds.origin {
             self.at_origin(steps, at, set);
         }
@@ -89,6 +92,21 @@ impl World {
             if self.hosts[usize::from(at)].deciding.as_ref() == Some(record) {
                 let all = self.served(at);
                 self.acked.extend(all.iter().map(|write| write.1));
+            }
+        }
+    }
+
+    /// A guest that may move to the third host comes there, or goes again.
+    fn standby(&self, steps: &mut Steps, at: u8) {
+        for (name, host) in [
+            ("hears of a guest", Some(id(1, 2))),
+            ("hears of none", None),
+        ] {
+            let mut next = self.clone();
+            next.tell(at, Told::Set(set::Event::Standby(host)));
+            next.mail.clear();
+            if next != *self {
+                steps.push((format!("{at} {name}"), next));
             }
         }
     }

@@ -14,8 +14,13 @@ fn hash(world: &World) -> u64 {
 fn walk(bounds: Bounds, steps: &[&str]) -> World {
     leave_out(None);
     steps.iter().fold(World::new(), |mut world, step| {
-        if *step == "0 is set" {
-            world.tell(0, Told::Set(set::Event::AtOrigin(true)));
+        let told = match *step {
+            "0 is set" => Some(set::Event::AtOrigin(true)),
+            "0 hears of a guest" => Some(set::Event::Standby(Some(id(1, 2)))),
+            _ => None,
+        };
+        if let Some(told) = told {
+            world.tell(0, Told::Set(told));
             return world;
         }
         let next = world.next(bounds);
@@ -76,6 +81,7 @@ const BOUNDS: Bounds = Bounds {
     gives: 0,
     lags: false,
     origin: false,
+    standby: false,
 };
 
 /// Without crashes, and with one change more.
@@ -105,6 +111,18 @@ const AT_ORIGIN: [&str; 5] = [
     "0 links 2",
     "link 2 arrives",
     "0 hears how 2 was decided",
+];
+
+/// The guest of the first host may move to the third one, which has a copy by now as well.
+const STANDBY: [&str; 8] = [
+    "0 hears of a guest",
+    "0 writes 1",
+    "0 sends to 1",
+    "0 chooses 2",
+    "0 sends to 2",
+    "2 is live for 0",
+    "0 links 2",
+    "link 2 arrives",
 ];
 
 /// The third host took the unit over, with all messages.
@@ -141,6 +159,11 @@ fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
         origin: true,
         ..learns
     };
+    let standby = Bounds {
+        standby: true,
+        changes: 4,
+        ..gives
+    };
     let fenced = [&TAKEN[..], &["0 crashes", "2 has proof", "2 has prepared"]].concat();
     for (name, bounds, steps, default) in [
         ("as begun", BOUNDS, &[][..], 30_000),
@@ -150,6 +173,8 @@ fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
         ("with proof", proved, &fenced, 10_000),
         ("given away", gives, &[], 15_000),
         ("at the origin", origin, &AT_ORIGIN, 15_000),
+        ("with a standby", standby, &STANDBY[..1], 15_000),
+        ("moved to it", standby, &STANDBY, 15_000),
     ] {
         let found = search(bounds, walk(bounds, steps), None, most(default));
         let (states, whole) = found.unwrap_or_else(|steps| panic!("{}", steps.join("\n")));

@@ -136,6 +136,8 @@ struct Bounds {
     lags: bool,
     /// Cuts end, and logs obey or do not yet.
     origin: bool,
+    /// Its guest may move to the third host.
+    standby: bool,
 }
 
 type Steps = Vec<(String, World)>;

@@ -37,9 +37,11 @@ mod at_origin;
 mod drain;
 mod give;
 mod left;
+mod wish;
 
 use self::at_origin::AtOrigin;
 use self::left::Left;
+use self::wish::Wish;
 use crate::broken::{Rule, has};
 use crate::change::{Change, End, Order};
 use crate::history::{History, Return};
@@ -91,6 +93,8 @@ pub enum Event {
     Destaged(Serial),
     /// So many copies on other hosts are wanted.
     Wanted(u8),
+    /// The guest may move to this host soon: it is to have a copy besides. None: not any more.
+    Standby(Option<Uuid>),
     /// While copies are missing, flushes are to be answered when the origin has what they cover.
     AtOrigin(bool),
     /// The log answers as [`Set::answers_at_origin`] says, after all that was given so far.
@@ -240,7 +244,7 @@ pub struct Set {
     acknowledged: Serial,
     cut: Serial,
     destaged: Serial,
-    wanted: u8,
+    wish: Wish,
     origin: AtOrigin,
     choosing: bool,
     proved: Option<Epoch>,
@@ -269,7 +273,7 @@ impl Set {
             own_from: owns.from,
             own_durable: end,
             peers: others.map(peer).collect(),
-            wanted: owns.record.wanted,
+            wish: Wish::new(owns.record.wanted),
             origin: AtOrigin::new(owns.record.at_origin),
             change: None,
             record: owns.record,
@@ -434,7 +438,7 @@ impl Set {
     }
 
     fn degraded(&self, members: &[Member]) -> Option<Degraded> {
-        if self.complete(members) > usize::from(self.wanted) {
+        if self.complete(members) > usize::from(self.wish.copies) {
             return None;
         }
         let lost = |member: &Member| !members.contains(member);
@@ -463,7 +467,8 @@ impl Set {
             Event::Synced(serial) => self.own_durable = self.own_durable.max(serial),
             Event::Fetched { from } => self.own_from = self.own_from.min(from),
             Event::Destaged(serial) => self.destage(cx, serial),
-            Event::Wanted(wanted) => self.wanted = wanted.min(MEMBERS_MAX as u8 - 1),
+            Event::Wanted(wanted) => self.wish.want(wanted),
+            Event::Standby(host) => self.wish.standby = host.filter(|it| *it != self.me.host),
             Event::AtOrigin(wanted) => self.origin.want(wanted),
             Event::Obeys(obeys) => {
                 if self.origin.obey(obeys) {
@@ -708,7 +713,8 @@ impl Set {
         };
         self.choosing = false;
         let known = self.peers.iter().any(|peer| peer.member.host == host);
-        if known || host == self.me.host || !self.wants_learner() {
+        let takes = self.wish.takes(&self.record.members, host);
+        if known || host == self.me.host || !self.wants_learner() || !takes {
             return;
         }
         let left = self.left.take(host, cache);
@@ -769,7 +775,7 @@ impl Set {
             owner: Some(self.me.clone()),
             drainer,
             given,
-            wanted: self.wanted,
+            wanted: self.wish.copies,
             degraded: self.degraded(&members),
             at_origin: self.at_origin_with(&members),
             members,
@@ -841,10 +847,10 @@ impl Set {
     }
 
     fn wants_learner(&self) -> bool {
-        let members = self.record.members.len();
+        let members = &self.record.members;
         let source = self.own_from <= self.destaged;
-        let begun = members > 0;
-        begun && members <= usize::from(self.wanted) && self.learner().is_none() && source
+        let begun = !members.is_empty();
+        begun && self.wish.lacks(members) && self.learner().is_none() && source
     }
 
     /// What is to be changed next, one thing at a time.
@@ -855,7 +861,7 @@ impl Set {
             return;
         }
         if let Some((learner, _)) = self.learner()
-            && self.record.members.len() > usize::from(self.wanted)
+            && !self.wish.takes(&self.record.members, learner.host)
         {
             return self.unfit(cx, learner.host);
         }
@@ -886,7 +892,7 @@ impl Set {
         let members = self.record.members.clone();
         let states = self.degraded(&members) != self.record.degraded;
         let origin = self.at_origin_with(&members) != self.record.at_origin;
-        if states || origin || self.wanted != self.record.wanted {
+        if states || origin || self.wish.copies != self.record.wanted {
             let record = self.draft(cx, members);
             return self.propose(cx, record);
         }
@@ -896,7 +902,7 @@ impl Set {
     /// The members without those that are unfit, or too many.
     fn fit_members(&self) -> Option<Vec<Member>> {
         let mut members = self.record.members.clone();
-        if members.is_empty() && self.wanted > 0 {
+        if members.is_empty() && self.wish.is_any() {
             members.push(self.own);
         }
         let unfit = |member: &Member| {
@@ -904,9 +910,7 @@ impl Set {
             peers.any(|peer| peer.member == *member && peer.unfit)
         };
         members.retain(|member| !unfit(member));
-        while members.len() > usize::from(self.wanted) + 1
-            && let Some(at) = members.iter().rposition(|member| *member != self.own)
-        {
+        while let Some(at) = self.wish.spare(&members, &self.own) {
             members.remove(at);
         }
         // What the owner before has left may be in one copy only, and not in the owner's.
@@ -922,7 +926,7 @@ impl Set {
         let complete = learner.from <= self.destaged;
         let has_flushes = durable >= self.acknowledged || has(Rule::LearnerHasFlushes);
         let has_all = has_flushes && (durable >= self.cut || has(Rule::LearnerHasCuts));
-        let room = self.record.members.len() <= usize::from(self.wanted);
+        let room = self.wish.takes(&self.record.members, learner.member.host);
         let joins = learner.live && learner.at == At::Streaming && !learner.unfit;
         if !(complete && has_all && room && joins) {
             return None;
@@ -941,7 +945,7 @@ impl Set {
             cx.out.push(Action::Choose { not });
         }
         if self.record.degraded.is_none()
-            && self.complete(&self.record.members) > self.wanted.into()
+            && self.complete(&self.record.members) > self.wish.copies.into()
         {
             let left = self.left.take_all();
             left.for_each(|it| left::drop_copy(cx, &self.record, it));

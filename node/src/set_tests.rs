@@ -352,6 +352,49 @@ fn another_host_with_a_newer_record_ends_the_ownership_and_a_smaller_p_drops_a_c
     assert_eq!(owner.set.acknowledge(), None);
 }
 
+/// M2: the copy for a guest that may move is one more, and the first to go when it does not.
+#[test]
+fn a_standby_gets_a_copy_besides_and_no_unit_is_degraded_for_want_of_it() {
+    let mut owner = Owner::new(&[1, 2], 1, None, None);
+    owner.joins(2, 0);
+    owner.writes(FIRST);
+    owner.acks(2, FIRST);
+    owner.tell(Event::Standby(Some(id(3))));
+    owner.tell(Event::Chosen(Some((id(4), id(4)))));
+    assert_eq!(owner.set.learner(), None, "another host is not asked for");
+    owner.tell(Event::Tick);
+    owner.chooses(3);
+    owner.joins(3, FIRST);
+    assert_eq!(owner.set.state(), State::Full);
+    owner.tell(Event::Live { host: id(3) });
+    let record = owner.wins();
+    let hosts = |record: &Record| record.members.iter().map(|it| it.host).collect::<Vec<_>>();
+    assert_eq!(hosts(&record), [id(1), id(2), id(3)]);
+    assert_eq!((record.wanted, record.degraded), (1, None));
+    owner.writes(FIRST + 1);
+    owner.acks(2, FIRST + 1);
+    assert_eq!(owner.set.acknowledge(), Some(Serial(FIRST)), "it counts");
+    owner.acks(3, FIRST + 1);
+    owner.tell(Event::Wanted(0));
+    assert_eq!(hosts(&owner.wins()), [id(1), id(3)]);
+    owner.tell(Event::Standby(None));
+    assert_eq!(owner.wins().members, [member(1)]);
+}
+
+/// A host that has the copy already needs no other one.
+#[test]
+fn a_standby_that_is_a_member_changes_nothing() {
+    let mut owner = Owner::new(&[1, 2], 1, None, None);
+    owner.joins(2, 0);
+    owner.out.clear();
+    owner.tell(Event::Standby(Some(id(2))));
+    owner.tell(Event::Tick);
+    assert_eq!((owner.out.len(), owner.changing()), (0, None));
+    owner.tell(Event::Standby(Some(id(1))));
+    owner.tell(Event::Tick);
+    assert_eq!((owner.out.len(), owner.changing()), (0, None));
+}
+
 /// H32, correction 13: a member without room is left out by its own word, and dropped after that.
 #[test]
 fn a_member_that_has_no_room_is_left_out_and_dropped_when_that_is_decided() {

@@ -2,7 +2,7 @@
 //! times, for [`crate::set`], which knows none.
 //!
 //! ```text
-//!         nothing heard for 600 ms, or sent data without an answer for 1 s
+//!   nothing heard for 0.6 of the peer timeout, or sent data without an answer for all of it
 //! Fit ─────────────────────────────────────────────────────────────────────▶ Unfit
 //!  ▲                     heard, and 1, 2, 4 s … 5 min are over                 │
 //!  └───────────────────────────────────────────────────────────────────────────┘
@@ -12,12 +12,9 @@
 //! that has stayed for a minute waits a second. Deliberately absent: what follows, and the word of
 //! a peer that its own sync has failed, which comes as a message.
 
+use crate::peers::PeerTimeout;
 use engine::types::{Serial, Time};
 
-/// Data that was sent and is not answered for so long: the peer is lost.
-pub const ACK_MS: u64 = 1_000;
-/// No byte for so long: the link is dead.
-pub const SILENT_MS: u64 = crate::peers::SILENT_MS;
 pub const BACK_MS_MIN: u64 = 1_000;
 pub const BACK_MS_MAX: u64 = 300_000;
 /// A peer that has stayed for so long does not flap.
@@ -36,6 +33,7 @@ pub enum Verdict {
 /// The times of one peer of one unit, or of all units that share its link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Watch {
+    timeout: PeerTimeout,
     fit: bool,
     /// Since it is fit, or not.
     since: Time,
@@ -49,8 +47,9 @@ pub struct Watch {
 }
 
 impl Watch {
-    pub fn new(now: Time) -> Watch {
+    pub fn new(now: Time, timeout: PeerTimeout) -> Watch {
         Watch {
+            timeout,
             fit: true,
             since: now,
             heard: now,
@@ -112,8 +111,8 @@ impl Watch {
 
     /// The inbox was emptied before: what has arrived is no reason to evict.
     pub fn tick(&mut self, now: Time) -> Verdict {
-        let silent = now.since(self.heard) >= SILENT_MS * 1_000_000;
-        let late = |(_, since): (Serial, Time)| now.since(since) >= ACK_MS * 1_000_000;
+        let silent = now.since(self.heard) >= self.timeout.silent_ns();
+        let late = |(_, since): (Serial, Time)| now.since(since) >= self.timeout.ack_ns();
         if self.fit && (silent || self.due.is_some_and(late)) {
             return self.lose(now);
         }
@@ -142,10 +141,10 @@ mod tests {
 
     #[test]
     fn a_peer_is_lost_after_600_ms_of_silence_or_a_second_without_an_answer() {
-        let mut watch = Watch::new(at(0));
+        let mut watch = Watch::new(at(0), PeerTimeout::default());
         assert_eq!(watch.tick(at(599)), Verdict::Same);
         assert_eq!(watch.tick(at(600)), Verdict::Lost);
-        let mut watch = Watch::new(at(0));
+        let mut watch = Watch::new(at(0), PeerTimeout::default());
         watch.sent(at(0), Serial(5));
         watch.sent(at(900), Serial(9));
         watch.heard(at(950));
@@ -165,8 +164,18 @@ mod tests {
     }
 
     #[test]
+    fn one_that_may_be_slow_is_waited_for_ten_times_as_long() {
+        let mut watch = Watch::new(at(0), PeerTimeout { ms: 10_000 });
+        watch.sent(at(0), Serial(5));
+        assert_eq!(watch.tick(at(5_999)), Verdict::Same);
+        watch.heard(at(5_999));
+        assert_eq!(watch.tick(at(9_999)), Verdict::Same);
+        assert_eq!(watch.tick(at(10_000)), Verdict::Lost);
+    }
+
+    #[test]
     fn one_that_flaps_comes_back_ever_later_until_it_stays() {
-        let mut watch = Watch::new(at(0));
+        let mut watch = Watch::new(at(0), PeerTimeout::default());
         let mut now = 0;
         for expected in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
             now += 600;

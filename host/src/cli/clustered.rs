@@ -81,6 +81,7 @@ pub(super) fn join(
         name: with.cluster.name.clone(),
         domain: with.cluster.domain.clone(),
         place: with.cluster.place.clone(),
+        peer_timeout: with.cluster.peer_timeout,
         vault: with.cluster.vault.clone(),
         fence: with.cluster.fence.clone(),
         me: Holder {

@@ -192,6 +192,7 @@ fn start_cluster(
         host_name: host.name.clone(),
         listen: cluster.listen.clone(),
         domain: cluster.domain.clone(),
+        peer_timeout: cluster.peer_timeout,
         vault: cluster.vault.show(),
         boot: daemon.boot(),
         cache: daemon.cache_id(),

@@ -27,6 +27,7 @@ use crate::unit::sides::Membership;
 use crate::vault::Vault;
 use engine::snapshot::VolumeSnapshot;
 use engine::types::Uuid;
+use node::peers::PeerTimeout;
 use node::record::{Degraded, Holder, Pointer, Record};
 use node::vault::hex;
 use std::path::{Path, PathBuf};
@@ -98,6 +99,7 @@ impl Cluster {
                 name: self.name.clone(),
                 domain: self.domain.clone(),
                 place: CopyPlace::default(),
+                peer_timeout: PeerTimeout::default(),
                 vault: self.vault.clone(),
                 fence: None,
                 me: holder.clone(),

@@ -17,7 +17,7 @@ use node::frame::{
     Frame, Hello, Host, Join, SECRET_BYTES, VERSION_MAX, VERSION_MIN, Welcome, negotiate,
 };
 use node::message::Body;
-use node::peers::{Link, State as LinkState};
+use node::peers::{Link, PeerTimeout, State as LinkState};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -41,6 +41,7 @@ pub struct Settings {
     pub host_name: String,
     pub listen: Vec<SocketAddr>,
     pub domain: String,
+    pub peer_timeout: PeerTimeout,
     /// As in the configuration.
     pub vault: String,
     pub boot: Uuid,
@@ -148,9 +149,9 @@ pub struct Admitted {
 }
 
 impl Peer {
-    fn new(now: Time) -> Peer {
+    fn new(now: Time, timeout: PeerTimeout) -> Peer {
         Peer {
-            link: Link::new(now),
+            link: Link::new(now, timeout),
             connection: None,
             boot: None,
             cache: None,
@@ -306,7 +307,10 @@ impl Shared {
         let is_new = state.hosts.get(host).is_none() && state.hosts.merge(host_of(hello));
         state.connections += 1;
         let number = state.connections;
-        let peer = state.peers.entry(host).or_insert_with(|| Peer::new(now));
+        let peer = state
+            .peers
+            .entry(host)
+            .or_insert_with(|| Peer::new(now, self.settings.peer_timeout));
         let kept = peer.connection.as_ref().is_some_and(|known| {
             let known_caller = if known.ours { self.identity.host } else { host };
             known.session == hello.session && known_caller == lower && caller != lower
@@ -497,7 +501,10 @@ impl Shared {
         }
         let members: Vec<Uuid> = state.hosts.members().map(|host| host.id).collect();
         for id in members.iter().filter(|id| **id != own) {
-            state.peers.entry(*id).or_insert_with(|| Peer::new(now));
+            state
+                .peers
+                .entry(*id)
+                .or_insert_with(|| Peer::new(now, self.settings.peer_timeout));
         }
         let mut gone = Vec::new();
         let left = state.left;

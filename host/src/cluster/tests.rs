@@ -7,6 +7,7 @@ use crate::config::cluster::Cluster;
 use crate::error::Kind;
 use crate::vault::Vault;
 use engine::types::Uuid;
+use node::peers::PeerTimeout;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -47,6 +48,7 @@ impl Place {
             host_name: self.config.host.name.clone(),
             listen: vec![self.address],
             domain: String::new(),
+            peer_timeout: PeerTimeout::default(),
             vault: Vault::Beside.show(),
             boot: Uuid([boot; 16]),
             cache: Uuid([boot + 100; 16]),

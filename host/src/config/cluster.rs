@@ -8,9 +8,10 @@
 use super::keys::{Key, check_name, quote, quote_path};
 use super::place::{copy_place, show_place};
 use super::values::Value;
-use super::{Sources, Wrong};
+use super::{Sources, Wrong, units};
 use crate::unit::copies::CopyPlace;
 use crate::vault::{RIGHT, Unfit, Vault};
+use node::peers::PeerTimeout;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
@@ -37,6 +38,7 @@ pub struct Cluster {
     pub domain: String,
     /// Of copies of volumes that say nothing.
     pub place: CopyPlace,
+    pub peer_timeout: PeerTimeout,
     /// Called with a host's name; 0 = that host can write no more.
     pub fence: Option<PathBuf>,
     pub sources: Sources,
@@ -98,6 +100,16 @@ pub const CLUSTER: &[Key<Cluster>] = &[
         show: |cluster| show_place(&cluster.place),
     },
     Key {
+        name: "peer-timeout",
+        default: "1s",
+        meaning: "a peer that is late for so long is left out; the same on all hosts",
+        set: |cluster, value| {
+            cluster.peer_timeout.ms = peer_timeout(value.millis("1s")?)?;
+            Ok(())
+        },
+        show: |cluster| quote(&units::show_millis(cluster.peer_timeout.ms)),
+    },
+    Key {
         name: "fence",
         default: "",
         meaning: "a program: called with a host's name, 0 = that host can write no more",
@@ -144,6 +156,17 @@ pub fn domain(text: &str) -> Result<String, Wrong> {
         false => Err(Wrong::new(
             format!("{text:?} is not a domain"),
             format!("write at most {DOMAIN_BYTES_MAX} printable bytes"),
+        )),
+    }
+}
+
+/// Pings are sent five times a second; and an owner that waits for minutes is one that hangs.
+fn peer_timeout(millis: u64) -> Result<u64, Wrong> {
+    match millis {
+        1_000..=60_000 => Ok(millis),
+        _ => Err(Wrong::new(
+            format!("{} is no time for a peer", units::show_millis(millis)),
+            "write \"1s\" to \"60s\"",
         )),
     }
 }
@@ -284,6 +307,10 @@ mod tests {
             (
                 "name = \"c\"\nlisten = \"::1\"\nvault = \"beside\"\nplace = \"near\"",
                 "place",
+            ),
+            (
+                "name = \"c\"\nlisten = \"::1\"\nvault = \"beside\"\npeer-timeout = \"2m\"",
+                "peer-timeout",
             ),
             (
                 "name = \"c\"\nlisten = \"::1\"\nvault = \"beside\"\nencrypt = \"integrity\"",

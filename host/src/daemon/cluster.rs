@@ -9,13 +9,15 @@ use super::copies::ByShard;
 use super::hold::{Hold, Why};
 use super::volumes::{Claim, Entry};
 
-use super::{Daemon, VolumeError, VolumeSettings};
+use super::{Daemon, VolumeError, VolumeSettings, rings};
 use crate::shard::control::{CommandError, Needs};
 use crate::shard::guest::kept;
 use crate::unit::sides::Membership;
 use crate::unit::{Named, Post, Shown, Units, Volumes};
 use crate::waiting::Waiting;
 use engine::event::{Command, Refusal};
+use engine::types::SECTOR_BYTES;
+use node::message::Disk;
 use node::record::Epoch;
 use node::unit::Drained;
 use std::collections::BTreeMap;
@@ -189,9 +191,15 @@ impl Daemon {
 
     /// Front ends that came while it was away are served, or closed.
     fn greet_those_who_waited(&self, name: &str) {
-        let came = self.front_ends.end_away(name);
+        let (came, shown) = self.front_ends.end_away(name);
+        let grown =
+            |it: &Entry| shown.is_some_and(|sectors| sectors * SECTOR_BYTES != it.size_bytes);
+        if let Some(entry) = self.entry(name).filter(grown) {
+            self.front_ends.grow(&entry);
+        }
         let greeter = self.front_ends.greeter(&self.handle, &self.state_dir, name);
         came.into_iter().for_each(|socket| greeter(socket));
+        self.front_ends.awaken(name);
     }
 
     /// Brings everything of a volume to its origin and lets go of it.
@@ -212,6 +220,8 @@ impl Daemon {
                 self.show_to_waiting(&entry)?;
                 return Ok(Drained::Busy);
             }
+            // Of guests that have gone elsewhere.
+            self.front_ends.disconnect(name);
             match self.handle.command(Command::Suspend { volume }) {
                 Ok(()) => {}
                 Err(CommandError::Refused(Refusal::Dirty)) => {
@@ -244,7 +254,21 @@ impl Daemon {
         self.handle.export_away(name, waiting)?;
         let volumes = self.handle.snapshot()?.engine.volumes;
         let rests = volumes.iter().any(|it| it.id == entry.id && it.rests);
-        Ok(rests || self.clients(entry)? > 0)
+        let awake = self.front_ends.rest(name).is_err();
+        Ok(rests || awake || self.clients_awake(entry)? > 0)
+    }
+
+    /// Clients but for front ends whose guests went to sleep, to go on elsewhere.
+    fn clients_awake(&self, entry: &Entry) -> Result<u64, VolumeError> {
+        let sleepers = self.front_ends.sleepers(&entry.settings.name);
+        Ok(self.clients(entry)?.saturating_sub(sleepers))
+    }
+
+    /// The disk that a client uses here, for hosts to which its guest may move.
+    fn used(&self, name: &str) -> Option<Disk> {
+        let entry = self.entry(name)?;
+        let awake = self.clients_awake(&entry).unwrap_or(0);
+        (awake > 0).then(|| rings::disk_of(&entry))
     }
 
     /// Lets no client in until it is deposed, or [`Daemon::let_clients_in`] is called; not if one
@@ -446,6 +470,33 @@ impl Volumes for ByUnits {
         {
             held.hold.reason = format!("volume {name}: {reason}");
         }
+    }
+
+    fn used(&self, name: &str) -> Option<Disk> {
+        self.0.upgrade().and_then(|daemon| daemon.used(name))
+    }
+
+    fn show_away(&self, name: &str, disk: &Disk) {
+        if let Some(daemon) = self.0.upgrade() {
+            let front_ends = &daemon.front_ends;
+            let door = front_ends.door(&daemon.handle, &daemon.state_dir, name);
+            front_ends.show_away(&door, disk);
+        }
+    }
+
+    fn shows_away(&self, name: &str) -> bool {
+        let daemon = self.0.upgrade();
+        daemon.is_some_and(|daemon| daemon.front_ends.shows_away(name))
+    }
+
+    fn set_mode(&self, name: &str, write_back: bool) {
+        if let Some(daemon) = self.0.upgrade() {
+            daemon.front_ends.set_mode(name, write_back);
+        }
+    }
+
+    fn mode(&self, name: &str) -> Option<bool> {
+        self.0.upgrade()?.front_ends.mode(name)
     }
 
     fn is_raw(&self, name: &str) -> bool {

@@ -11,19 +11,20 @@ use super::{Daemon, VolumeError};
 use crate::frontend::vhost_user::DataError;
 use crate::frontend::vhost_user::capacity::{Capacity, LiveDisk};
 pub use crate::frontend::vhost_user::connection::Counters as FrontEndCounters;
-use crate::frontend::vhost_user::connection::{Connections, Heard};
+use crate::frontend::vhost_user::connection::{Awake, Connections, Heard, Refused};
 use crate::frontend::vhost_user::handler::{Description, QUEUES_MAX};
 use crate::peer::Peer;
 use crate::shard::control::{Greeter, Handle};
 use crate::shard::guest::kept::Kept;
 use crate::shard::guest::side::{Comer, GuestSide};
+use crate::shard::guest::standby::StandbySide;
 use crate::sys;
 use crate::waiting::{Ticket, Waiting};
 use engine::types::{Policy, SECTOR_BYTES, VolumeId};
+use node::message::Disk as Shape;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use vring::block::{Disk, ID_BYTES, RangeLimits};
@@ -58,12 +59,17 @@ pub(super) struct FrontEnds {
     /// By the name of the volume; the shard looks here, so nothing waits under this lock.
     offers: Arc<Mutex<BTreeMap<String, Offer>>>,
     away: Arc<Mutex<BTreeMap<String, Away>>>,
+    /// What the last guest of a volume that went to sleep, here or on another host, believes of its
+    /// cache.
+    modes: Arc<Mutex<BTreeMap<String, bool>>>,
 }
 
 /// A volume that is served on another host, and who has come for it.
 struct Away {
     waiting: Waiting,
     came: Vec<(OwnedFd, Ticket)>,
+    /// Who comes is shown it like this: its guest may move here.
+    shown: Option<Description>,
 }
 
 impl Default for FrontEnds {
@@ -72,6 +78,7 @@ impl Default for FrontEnds {
             connections: Connections::new(FRONT_ENDS_MAX),
             offers: Arc::default(),
             away: Arc::default(),
+            modes: Arc::default(),
         }
     }
 }
@@ -87,16 +94,75 @@ impl FrontEnds {
 
     /// Lets those who come from now on wait.
     pub fn set_away(&self, name: &str, waiting: Waiting) {
-        let came = Vec::new();
-        self.away().insert(name.to_owned(), Away { waiting, came });
+        let away = Away {
+            waiting,
+            came: Vec::new(),
+            shown: None,
+        };
+        self.away().insert(name.to_owned(), away);
         self.withdraw(name);
     }
 
-    /// No front end waits for this volume any more; those that did.
-    pub fn end_away(&self, name: &str) -> Vec<OwnedFd> {
-        let away = self.away().remove(name);
-        let came = away.into_iter().flat_map(|away| away.came);
-        came.map(|(socket, _)| socket).collect()
+    /// No front end waits for this volume any more; those that did, and the sectors of the disk
+    /// that others were shown.
+    pub fn end_away(&self, name: &str) -> (Vec<OwnedFd>, Option<u64>) {
+        let Some(away) = self.away().remove(name) else {
+            return (Vec::new(), None);
+        };
+        let came = away.came.into_iter().map(|(socket, _)| socket);
+        let shown = away.shown.map(|shown| shown.disk.capacity_sectors);
+        (came.collect(), shown)
+    }
+
+    /// Those who wait, and those who come from now on, are shown the disk that another host serves,
+    /// and are served when their rings start.
+    pub fn show_away(&self, door: &Door, shape: &Shape) {
+        let name = &door.name;
+        let shown = description(name, shape);
+        let mut all = self.away();
+        let Some(away) = all.get_mut(name) else {
+            return;
+        };
+        away.shown = Some(shown.clone());
+        let (came, waiting) = (std::mem::take(&mut away.came), away.waiting.clone());
+        drop(all);
+        for (socket, _ticket) in came {
+            door.stand_by(socket, shown.clone(), waiting.clone());
+        }
+    }
+
+    /// Whether front ends are connected to a volume that is served on another host.
+    pub fn shows_away(&self, name: &str) -> bool {
+        let away = self.away();
+        let shown = away.get(name).is_some_and(|away| away.shown.is_some());
+        shown && self.connections.count(name) > 0
+    }
+
+    /// Lets no ring of a volume start from now on, unless a guest is there that does not sleep.
+    pub fn rest(&self, name: &str) -> Result<(), Awake> {
+        if let Some(mode) = self.connections.rest(name)? {
+            self.set_mode(name, mode);
+        }
+        Ok(())
+    }
+
+    /// Rings that wait start.
+    pub fn awaken(&self, name: &str) {
+        self.connections.awaken(name);
+    }
+
+    pub fn sleepers(&self, name: &str) -> u64 {
+        self.connections.sleepers(name) as u64
+    }
+
+    pub fn set_mode(&self, name: &str, write_back: bool) {
+        let mut modes = self.modes.lock().expect("no holder of this lock panics");
+        modes.insert(name.to_owned(), write_back);
+    }
+
+    pub fn mode(&self, name: &str) -> Option<bool> {
+        let modes = self.modes.lock().expect("no holder of this lock panics");
+        modes.get(name).copied()
     }
 
     /// Forgets those who have gone while they waited.
@@ -110,7 +176,7 @@ impl FrontEnds {
     pub fn offer(&self, entry: &Entry) {
         let offer = Offer {
             volume: entry.id,
-            description: description(entry),
+            description: description(&entry.settings.name, &disk_of(entry)),
             shared: entry.settings.shared,
         };
         self.offers().insert(entry.settings.name.clone(), offer);
@@ -150,58 +216,132 @@ impl FrontEnds {
         }
     }
 
+    pub fn door(&self, handle: &Handle, state_dir: &Path, name: &str) -> Door {
+        Door {
+            handle: handle.clone(),
+            connections: self.connections.clone(),
+            offers: self.offers.clone(),
+            away: self.away.clone(),
+            modes: self.modes.clone(),
+            state_dir: state_dir.to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
     /// Takes whoever comes to the socket of this volume.
     pub fn greeter(&self, handle: &Handle, state_dir: &Path, name: &str) -> Greeter {
-        let (handle, connections) = (handle.clone(), self.connections.clone());
-        let (offers, away) = (self.offers.clone(), self.away.clone());
-        let name = name.to_owned();
-        let state_dir = state_dir.to_owned();
-        Arc::new(move |socket: OwnedFd| {
-            let known = offers.lock().expect("no holder of this lock panics");
-            let Some(shared) = known.get(&name).map(|offer| offer.shared) else {
-                let mut away = away.lock().expect("no holder of this lock panics");
-                if let Some(away) = away
-                    .get_mut(&name)
-                    .filter(|it| it.came.len() < AWAITING_MAX)
-                {
-                    away.came.push((socket, away.waiting.enter()));
-                    return;
+        let door = self.door(handle, state_dir, name);
+        Arc::new(move |socket: OwnedFd| door.greet(socket))
+    }
+}
+
+/// The socket of one volume, and what is behind it.
+#[derive(Clone)]
+pub(super) struct Door {
+    handle: Handle,
+    connections: Connections,
+    offers: Arc<Mutex<BTreeMap<String, Offer>>>,
+    away: Arc<Mutex<BTreeMap<String, Away>>>,
+    modes: Arc<Mutex<BTreeMap<String, bool>>>,
+    state_dir: PathBuf,
+    name: String,
+}
+
+impl Door {
+    fn greet(&self, socket: OwnedFd) {
+        let name = &self.name;
+        let offers = self.offers.lock().expect("no holder of this lock panics");
+        let Some(shared) = offers.get(name).map(|offer| offer.shared) else {
+            let mut away = self.away.lock().expect("no holder of this lock panics");
+            let away = away.get_mut(name);
+            match away.filter(|it| it.came.len() < AWAITING_MAX) {
+                Some(Away {
+                    shown: Some(shown),
+                    waiting,
+                    ..
+                }) => {
+                    let (shown, waiting) = (shown.clone(), waiting.clone());
+                    drop(offers);
+                    self.stand_by(socket, shown, waiting);
                 }
-                tracing::debug!(
+                Some(away) => away.came.push((socket, away.waiting.enter())),
+                None => tracing::debug!(
                     volume = %name,
                     "volume {name}: a front end comes, and it is not served"
-                );
-                return;
-            };
-            drop(known);
-            let handle = handle.clone();
-            let peer = Peer::of(&socket);
-            let comer = Comer {
-                kept: Kept::new(&state_dir, &name, &peer),
-                shared,
-                peer,
-            };
-            let (offers, of) = (offers.clone(), name.clone());
-            let let_in = move |capacity: Capacity| {
-                // As it is now: a change of its size from here on finds the front end.
-                let known = offers.lock().expect("no holder of this lock panics");
-                let offer = known.get(&of).cloned();
-                drop(known);
-                let Offer {
-                    volume,
-                    description,
-                    ..
-                } = offer.ok_or_else(|| DataError::Refused("its volume is not served".into()))?;
-                let queues = description.hints.queues;
-                let disk = LiveDisk::new(description.disk.clone(), capacity);
-                let side = GuestSide::open(handle, volume, disk, queues, comer)?;
-                Ok((description, side))
-            };
-            let connected = connections.connect(&name, UnixStream::from(socket), let_in);
-            if let Err(refused) = connected {
-                tracing::warn!(volume = %name, "volume {name}: a front end is refused: {refused}");
+                ),
             }
-        })
+            return;
+        };
+        drop(offers);
+        let peer = Peer::of(&socket);
+        let door = self.clone();
+        let let_in = move |capacity: Capacity| {
+            // As it is now: a change of its size from here on finds the front end.
+            let gone = || DataError::Refused("its volume is not served".into());
+            let offer = door.offer().ok_or_else(gone)?;
+            let comer = Comer {
+                shared,
+                ..door.comer(peer)
+            };
+            let description = offer.description;
+            let disk = LiveDisk::new(description.disk.clone(), capacity);
+            let queues = description.hints.queues;
+            let side = GuestSide::open(door.handle, offer.volume, disk, queues, comer)?;
+            Ok((description, side))
+        };
+        self.refused(self.connections.connect(name, socket.into(), let_in));
+    }
+
+    fn offer(&self) -> Option<Offer> {
+        let offers = self.offers.lock().expect("no holder of this lock panics");
+        offers.get(&self.name).cloned()
+    }
+
+    fn comer(&self, peer: Peer) -> Comer {
+        Comer {
+            kept: Kept::new(&self.state_dir, &self.name, &peer),
+            shared: false,
+            peer,
+        }
+    }
+
+    fn refused(&self, connected: Result<(), Refused>) {
+        let name = &self.name;
+        if let Err(refused) = connected {
+            tracing::warn!(volume = %name, "volume {name}: a front end is refused: {refused}");
+        }
+    }
+
+    /// Shows a front end the disk as it is where its guest runs.
+    fn stand_by(&self, socket: OwnedFd, shown: Description, waiting: Waiting) {
+        let peer = Peer::of(&socket);
+        let door = self.clone();
+        let let_in = move |capacity: Capacity| {
+            let comer = door.comer(peer.clone());
+            let (modes, name) = (door.modes.clone(), door.name.clone());
+            let of = name.clone();
+            let handed = move || {
+                let modes = modes.lock().expect("no holder of this lock panics");
+                modes.get(&of).copied()
+            };
+            let disk = shown.disk.clone();
+            let opens = move || {
+                let Some(offer) = door.offer() else {
+                    return Ok(None);
+                };
+                let disk = LiveDisk::new(disk.clone(), capacity.clone());
+                let (handle, shared) = (door.handle.clone(), offer.shared);
+                let comer = Comer {
+                    shared,
+                    ..door.comer(peer.clone())
+                };
+                GuestSide::open(handle, offer.volume, disk, QUEUES_MAX, comer).map(Some)
+            };
+            let side =
+                StandbySide::new(name, Box::new(opens), waiting, comer.kept, Box::new(handed));
+            Ok((shown, side))
+        };
+        self.refused(self.connections.connect(&self.name, socket.into(), let_in));
     }
 }
 
@@ -242,23 +382,34 @@ impl Daemon {
     }
 }
 
-/// A volume as its guest sees it.
-fn description(entry: &Entry) -> Description {
+/// What another host has to know to show the same disk.
+pub(super) fn disk_of(entry: &Entry) -> Shape {
     let settings = &entry.settings;
+    Shape {
+        size_bytes: entry.size_bytes,
+        block_bytes: settings.block_bytes,
+        read_only: settings.read_only,
+        // Where every write is durable anyway, guests need not flush.
+        write_back: settings.write_cache && settings.policy != Policy::WriteThrough,
+    }
+}
+
+/// A volume as its guest sees it.
+fn description(name: &str, shape: &Shape) -> Description {
     let mut id = [0; ID_BYTES];
-    let name = settings.name.as_bytes();
+    let name = name.as_bytes();
     let length = name.len().min(ID_BYTES);
     id[..length].copy_from_slice(&name[..length]);
     let ranges = RangeLimits {
         sectors_max: RANGE_SECTORS_MAX,
         ranges_max: RANGES_MAX,
     };
-    let ranges = (!settings.read_only).then_some(ranges);
+    let ranges = (!shape.read_only).then_some(ranges);
     Description {
         disk: Disk {
-            capacity_sectors: entry.size_bytes / SECTOR_BYTES,
-            block_bytes: settings.block_bytes,
-            read_only: settings.read_only,
+            capacity_sectors: shape.size_bytes / SECTOR_BYTES,
+            block_bytes: shape.block_bytes,
+            read_only: shape.read_only,
             flush: true,
             discard: ranges,
             write_zeroes: ranges,
@@ -270,8 +421,7 @@ fn description(entry: &Entry) -> Description {
             physical_block_bytes: 4096,
             optimal_bytes: 0,
             queues: QUEUES_MAX,
-            // Where every write is durable anyway, guests need not flush.
-            writeback: settings.write_cache && settings.policy != Policy::WriteThrough,
+            writeback: shape.write_back,
         },
     }
 }

@@ -12,6 +12,7 @@
 //! when all is durable, which [`node::set`] decides.
 
 use super::owning::Giving;
+use super::standby::Guests;
 use super::{Event, Job, Manager, State};
 use engine::types::Uuid;
 use node::message::Body;
@@ -133,7 +134,13 @@ impl Manager {
         if rested == Drained::Done {
             giving.rests = Some(Instant::now());
             let to = Some(giving.to.clone());
-            return self.set_event(name, set::Event::Give(to));
+            let (host, unit) = (giving.to.host, owning.record().unit);
+            Guests(self).hand_over(name, host, unit);
+            // What was written last is known before, because a newer serial would end the order;
+            // and it may be durable by now.
+            self.look_at_streams();
+            self.set_event(name, set::Event::Give(to));
+            return self.look_at_streams();
         }
         (owning.giving, owning.letting_go) = (None, false);
         let (unit, asked_by) = (owning.record().unit, owning.asked_by.take());

@@ -343,6 +343,9 @@ impl Manager {
             State::Away => (
                 "away",
                 Some(match &owner {
+                    Some(owner) if self.volumes.shows_away(name) => {
+                        format!("is served by {owner}; a guest that runs there may move here")
+                    }
                     Some(owner) => format!("is served by {owner}"),
                     None => "is served when a client comes".into(),
                 }),

@@ -15,13 +15,14 @@
 
 use super::copies::CopyShown;
 use super::logs::InletFrom;
-use super::{Input, Manager, locked, remember};
+use super::owning::What;
+use super::{Entry, Input, Manager, locked, remember};
 use engine::event::{Command, ReplicaSpec};
 use engine::types::{Serial, Uuid, VolumeId};
 use node::copy::{Action, Copy, Event};
 use node::message::{About, Body, Health, Message, Status};
 use node::record::Record;
-use node::taker::Ownership;
+use node::taker::{self, Ownership};
 use node::vault::hex;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -143,6 +144,25 @@ impl Kept {
     /// The host and the session whose batches are let in.
     pub(super) fn inlet(&self) -> Option<(Uuid, Uuid)> {
         self.inlet
+    }
+}
+
+/// The copy that was frozen is not written to any more, and can become the volume.
+fn own_waits_for(manager: &mut Manager, copy: Uuid) {
+    let free = |it: &Kept| !it.busy && matches!(it.place, Place::Replica(_));
+    if !manager.copies.get(&copy).is_some_and(free) {
+        return;
+    }
+    let waits = |entry: &Entry| match entry.owning.as_ref().map(|it| &it.what) {
+        Some(What::Taking(machine)) => match machine.state() {
+            taker::State::Owning(owns) => owns.own.copy == copy,
+            _ => false,
+        },
+        _ => false,
+    };
+    let found = manager.entries.iter().find(|(_, entry)| waits(entry));
+    if let Some(name) = found.map(|(name, _)| name.clone()) {
+        manager.taker_event(&name, taker::Event::Tick);
     }
 }
 
@@ -386,6 +406,7 @@ impl Manager {
                 self.feed_copy(copy, Event::Persisted);
                 self.own_copy_is_durable(copy);
                 self.next_of_copy(copy);
+                own_waits_for(self, copy);
             }
             Step::Removed => {
                 self.copies.remove(&copy);

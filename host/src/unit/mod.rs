@@ -22,6 +22,7 @@ mod remember;
 mod replicas;
 mod room;
 mod shown;
+mod standby;
 mod streams;
 
 use crate::cluster::data::Outlet;
@@ -31,11 +32,12 @@ use crate::waiting::Waiting;
 use copies::{CopyShown, Replication, Wanted};
 use engine::types::Uuid;
 use logs::{Logs, Neighbour};
-use node::message::{Body, Message};
+use node::message::{Body, Disk, Message};
 use node::record::{Epoch, Record};
 use node::unit::{Action, Cx, Drained, Event, Nonces, State, Unit};
 use node::vault::Outcome;
 use sides::{Membership, Sides};
+use standby::Guests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -79,6 +81,16 @@ pub trait Volumes: Send + Sync {
     fn rest_no_more(&self, name: &str);
     /// Lets go of it at once: its origin is another host's. `given`: by this host.
     fn depose(&self, name: &str, owner: &str, given: bool);
+    /// The disk that a client uses here now.
+    fn used(&self, name: &str) -> Option<Disk>;
+    /// Shows front ends that wait for it the disk that another host serves.
+    fn show_away(&self, name: &str, disk: &Disk);
+    /// Whether there are some.
+    fn shows_away(&self, name: &str) -> bool;
+    /// What the last guest of it that went to sleep believes of its cache, where it went.
+    fn set_mode(&self, name: &str, write_back: bool);
+    /// The same, where it went to sleep.
+    fn mode(&self, name: &str) -> Option<bool>;
     /// Whether its image is raw: of others copies are not in this version.
     fn is_raw(&self, name: &str) -> bool;
     /// Why it is not served, and whether an administrator has to do something about it.
@@ -133,6 +145,8 @@ impl Shown {
 }
 
 enum Input {
+    /// A client waits for a volume.
+    Came,
     Add(Box<Named>, Waiting),
     Found(String, Result<(Sides, Uuid, Records), String>),
     Copy(Uuid, kept::Step, Option<(Uuid, Body)>),
@@ -219,6 +233,8 @@ struct Entry {
     explained: Option<String>,
     /// What becomes a replica when it is deposed.
     retiring: Option<Uuid>,
+    /// The host to which its guest may move.
+    standby: Option<standby::Standby>,
     /// Its image is of a format that has no copies.
     unfit: bool,
     /// It has copies, which decide about it.
@@ -453,6 +469,7 @@ impl Manager {
 
     fn take(&mut self, input: Input) {
         match input {
+            Input::Came => self.look_for_clients(),
             Input::Add(settings, waiting) => self.add(*settings, waiting),
             Input::Found(name, found) => self.found(&name, found),
             Input::Of(name, event) => self.event(&name, *event),
@@ -484,6 +501,9 @@ impl Manager {
 
     fn add(&mut self, settings: Named, waiting: Waiting) {
         let name = settings.name.clone();
+        let inputs = self.inputs.clone();
+        // One that is not told of is found at the next look.
+        waiting.tell(move || drop(inputs.try_send(Input::Came)));
         let entry = Entry {
             settings,
             waiting,
@@ -508,6 +528,7 @@ impl Manager {
             releasing: false,
             explained: None,
             retiring: None,
+            standby: None,
             unfit: false,
             owning: None,
         };
@@ -572,12 +593,12 @@ impl Manager {
         if let (Event::Drained(done), Some(_)) = (&event, &entry.owning) {
             return self.let_go_of_copies(name, *done);
         }
-        if let Event::Drained(Drained::Done) = event {
-            (entry.serves, entry.proof) = (false, None);
-        }
         if let Event::Proved { number } = event {
             entry.proved = Some(number).filter(|number| *number > 0);
             self.prove_to_set(name, number);
+        } else if let Event::Drained(Drained::Done) = event {
+            (entry.serves, entry.proof) = (false, None);
+            Guests(self).hand_over_home(name);
         }
         if let Event::Drained(done @ (Drained::Busy | Drained::Failed)) = event {
             self.end_move(name, Err(self.why_stays(done)));
@@ -670,7 +691,9 @@ impl Manager {
         let found = self.entries.iter().find(|(_, entry)| of(entry));
         match found.map(|(name, _)| name.clone()) {
             Some(name) => {
-                if self.owner_heard(&name, from, body.clone()) {
+                if Guests(self).heard(&name, from, unit, &body)
+                    || self.owner_heard(&name, from, body.clone())
+                {
                     return;
                 }
                 if let Body::Probed { status } = &body {
@@ -733,6 +756,7 @@ impl Manager {
                 self.event(&name, Event::Tick);
                 self.retire_old(&name);
             }
+            Guests(self).look(&name);
             self.tick_copies(&name);
             self.end_if_removed(&name);
         }

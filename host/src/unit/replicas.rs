@@ -16,6 +16,7 @@
 use super::copies::{OnDegraded, Wanted};
 use super::kept::{Place, take_over};
 use super::owning::{Owning, Step, What, now};
+use super::standby::Guests;
 use super::{Entry, Event as UnitEvent, Input, Job, Manager, Random};
 use crate::shard::control::Needs;
 use engine::event::Credit;
@@ -62,7 +63,8 @@ impl Manager {
         };
         let Some((_, unit)) = &entry.unit else { return };
         let served = *unit.state() == super::State::Owner && entry.is_served();
-        let begins = served && entry.settings.copies.replicas > 0 && entry.owning.is_none();
+        let wanted = entry.settings.copies.replicas > 0 || entry.standby.is_some();
+        let begins = served && wanted && entry.owning.is_none();
         if !begins || entry.busy || entry.leaving {
             return;
         }
@@ -133,7 +135,7 @@ impl Manager {
         own.filter(|own| own.cache == me.cache)
     }
 
-    fn taker_event(&mut self, name: &str, event: taker::Event) {
+    pub(super) fn taker_event(&mut self, name: &str, event: taker::Event) {
         let Some(owning) = self.owning(name) else {
             return;
         };
@@ -184,7 +186,7 @@ impl Manager {
             return self.begin_fetch(name, owns);
         };
         if kept.busy {
-            // It is asked for again.
+            // See `own_waits_for`.
             return;
         }
         let about = kept.machine.durable().about.clone();
@@ -320,7 +322,7 @@ impl Manager {
         let Some(entry) = self.entries.get_mut(name) else {
             return;
         };
-        let wanted = entry.settings.copies.clone();
+        let (wanted, standby) = (entry.settings.copies.clone(), entry.standby_host());
         // Of the record before the one that gave the unit to this host: no other host has made one
         // between them.
         let proved = entry.proved.is_some_and(|of| of + 1 == owns.record.given);
@@ -333,6 +335,7 @@ impl Manager {
         for event in wanted_events(&wanted) {
             self.set_event(name, event);
         }
+        self.set_event(name, set::Event::Standby(standby));
         if proved {
             self.set_event(name, set::Event::Proved(epoch));
         }
@@ -695,7 +698,7 @@ impl Manager {
         };
         let (busy, leaving) = (entry.busy || !entry.jobs.is_empty(), entry.leaving);
         let held = entry.held.clone();
-        if !busy && self.give_to_who_asks(name) {
+        if !busy && (self.give_to_who_asks(name) || Guests(self).waits_for_copy(name)) {
             return;
         }
         let Some(owning) = self.owning(name) else {
@@ -731,6 +734,7 @@ impl Manager {
             (owning.served, owning.serving, owning.drains) = (false, false, false);
             let entry = self.entries.get_mut(name).expect("just seen");
             (entry.serves, entry.proof) = (false, None);
+            Guests(self).hand_over_home(name);
             return self.release(name);
         }
         let asked_by = owning.asked_by.take();

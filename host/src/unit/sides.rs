@@ -21,6 +21,7 @@ use crate::unit::copies::CopyPlace;
 use crate::vault::{Records, Vault};
 use engine::format::ledger::{Ledger, Progress};
 use engine::types::Uuid;
+use node::peers::PeerTimeout;
 use node::record::{Epoch, Holder, Pointer, RECORD_BYTES, Record};
 use node::unit::Unit;
 use node::vault::{Cas, Outcome, hex};
@@ -39,6 +40,7 @@ pub struct Membership {
     pub domain: String,
     /// Where copies go of volumes that say nothing.
     pub place: CopyPlace,
+    pub peer_timeout: PeerTimeout,
     pub vault: Vault,
     /// A program that is called with the name of a host, and ends with 0 when that host can write
     /// no more.

@@ -24,8 +24,7 @@ use std::time::{Duration, Instant};
 const REFUSED: Duration = Duration::from_secs(10);
 /// A stream that ended is opened again after this.
 const REOPEN: Duration = Duration::from_millis(100);
-/// How long a copy that counts may be without a stream: first of all links have to come up.
-const CLOSED_MAX: Duration = Duration::from_secs(1);
+/// How long links have to come up.
 const BEGIN_MAX: Duration = Duration::from_secs(3);
 /// How long a host may take to make a copy.
 const MAKE_MAX: Duration = Duration::from_secs(10);
@@ -62,6 +61,10 @@ impl Manager {
     pub(super) fn choose_place(&mut self, name: &str, not: &[Uuid]) -> Option<(Uuid, Uuid)> {
         let neighbours = self.logs.neighbours();
         let entry = self.entries.get(name)?;
+        let standby = entry.standby_host().filter(|host| !not.contains(host));
+        if let Some(there) = neighbours.iter().find(|it| Some(it.host) == standby) {
+            return Some((there.host, there.cache));
+        }
         let place = entry.settings.copies.place.as_ref();
         let place = place.unwrap_or(&self.member.place).clone();
         let owning = self.owning(name)?;
@@ -112,12 +115,13 @@ impl Manager {
     }
 
     pub(super) fn stream_of(&mut self, name: &str, member: Member, peer: PeerId) -> &mut Stream {
+        let timeout = self.member.peer_timeout;
         let owning = self.owning(name).expect("it has streams");
         let stream = owning.streams.entry(member.host);
         let stream = stream.or_insert_with(|| Stream {
             peer,
             member,
-            watch: Watch::new(now()),
+            watch: Watch::new(now(), timeout),
             open: false,
             since: Instant::now(),
             reopen: None,
@@ -223,6 +227,10 @@ impl Manager {
             if let Some(view) = view.filter(|view| view.attached) {
                 self.look_at_stream(name, &view);
             }
+            // A guest waits.
+            if self.owning(name).is_some_and(|it| it.asked_by.is_some()) {
+                self.let_go_with_copies(name);
+            }
         }
     }
 
@@ -276,6 +284,7 @@ impl Manager {
 
     fn look_at_peer(&mut self, name: &str, host: Uuid, view: &CopySnapshot) {
         let linked = self.links.contains(&host);
+        let timeout = self.member.peer_timeout;
         let Some(owning) = self.owning(name) else {
             return;
         };
@@ -299,7 +308,8 @@ impl Manager {
             live = peer.live && !stream.counted && stream.counting.is_none();
         }
         let patience = match counts {
-            true => CLOSED_MAX,
+            // A copy that counts, and has no stream.
+            true => Duration::from_millis(timeout.ms),
             false => MAKE_MAX,
         };
         let late = known && !stream.open && stream.since.elapsed() >= patience && begun;

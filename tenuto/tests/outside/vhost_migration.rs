@@ -17,6 +17,7 @@
 use serde_json::json;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
 use std::time::Duration;
 
 use crate::common::guest::Machine;
@@ -25,7 +26,7 @@ use crate::common::{Rig, count, wait_until};
 use crate::vhost_guest::{blocks_image, ext4_image, is_clean, sum_of, vhost};
 
 /// With them the processor's table of pages never lives for longer than a call of the kernel.
-const WORDS: &str = "pti=on";
+pub const WORDS: &str = "pti=on";
 /// What the C library says of a heap that is broken: only a processor writes there.
 const HEAP: [&str; 4] = [
     "free(): ",
@@ -34,7 +35,7 @@ const HEAP: [&str; 4] = [
     "corrupted size vs. ",
 ];
 /// How often everything that was read is looked at after a move. One round may have begun before.
-const PASSES: u64 = 2;
+pub const PASSES: u64 = 2;
 /// Guests that may die of what QEMU loses.
 const ATTEMPTS_MAX: u32 = 6;
 const PAUSE_MS_MAX: u64 = 2000;
@@ -45,14 +46,14 @@ const BYTES_PER_SECOND: u64 = 48 << 20;
 
 /// What is known of a guest when something goes wrong.
 #[derive(Default)]
-struct Witness {
+pub struct Witness {
     screens: RefCell<Vec<Screen>>,
     /// QEMU lets it run.
     runs: Cell<bool>,
 }
 
 impl Witness {
-    fn sees(&self, vm: &Vm) {
+    pub fn sees(&self, vm: &Vm) {
         self.screens.borrow_mut().push(vm.screen());
     }
 
@@ -77,9 +78,9 @@ impl Witness {
 }
 
 /// Moves the guest to a QEMU of its own, and ends the one it was in.
-fn move_on(vm: &mut Vm, machine: &Machine, rig: &Rig, shape: &Shape, witness: &Witness) -> Vm {
+pub fn move_on(vm: &mut Vm, machine: &Machine, dir: &Path, shape: &Shape, witness: &Witness) -> Vm {
     let place = shape.incoming.clone().expect("a place to wait at");
-    let mut next = Vm::start(machine, &rig.dir, shape);
+    let mut next = Vm::start(machine, dir, shape);
     witness.sees(&next);
     witness.runs.set(false);
     // It listens once it is there.
@@ -108,9 +109,14 @@ fn move_on(vm: &mut Vm, machine: &Machine, rig: &Rig, shape: &Shape, witness: &W
 /// Fails when: pages that the daemon writes are not noted.
 #[test]
 fn a_guest_moves_under_load_and_finds_its_memory_and_its_disks_as_they_were() {
+    attempts(a_guest_moves);
+}
+
+/// Tries a drill once more where the guest died of what QEMU lost.
+pub fn attempts(drill: impl Fn(&Witness)) {
     for attempt in 1..=ATTEMPTS_MAX {
         let witness = Witness::default();
-        let moves = AssertUnwindSafe(|| a_guest_moves(&witness));
+        let moves = AssertUnwindSafe(|| drill(&witness));
         let Err(why) = catch_unwind(moves) else {
             return;
         };
@@ -146,8 +152,8 @@ fn a_guest_moves(witness: &Witness) {
     let mut vm = Vm::start(&machine, &rig.dir, &shape(0));
     witness.sees(&vm);
     vm.wait_for("it has read everything", |vm| vm.number("passes") >= PASSES);
-    for round in 1..=count("TENUTO_DRILL_ROUNDS", 10) {
-        let next = move_on(&mut vm, &machine, &rig, &shape(round), witness);
+    for round in 1..=count("TENUTO_DRILL_ROUNDS", 6) {
+        let next = move_on(&mut vm, &machine, &rig.dir, &shape(round), witness);
         std::mem::replace(&mut vm, next).kill();
         let goal = vm.number("passes") + PASSES;
         vm.wait_for("it has looked at everything", |vm| {

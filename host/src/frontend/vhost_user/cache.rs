@@ -32,6 +32,12 @@ impl Belief {
         }
     }
 
+    /// What was kept, or what another host has said, is known only now.
+    pub fn learn(&mut self, kept: Option<bool>, handed: Option<bool>) {
+        self.kept = self.kept.or(kept);
+        self.known = self.known.or(kept).or(handed);
+    }
+
     /// It reads the configuration. True where it is told the mode that disks begin with.
     pub fn read(&mut self) -> bool {
         self.read |= self.anew;

@@ -23,11 +23,27 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread;
 use std::time::Duration;
 use vhost::vhost_user::message::FrontendReq;
 use vhost::vhost_user::{BackendReqHandler, Error};
+
+/// A front end that may wait for its disk.
+pub(super) trait Wakes: Send + Sync {
+    /// False: its connection is of no use any more.
+    fn awaken(&self) -> bool;
+}
+
+impl<D: DataSide> Wakes for Mutex<Handler<D>> {
+    fn awaken(&self) -> bool {
+        let mut handler = self.lock().expect("no panic with this lock");
+        let awake = (0..handler.queues()).try_for_each(|queue| handler.run(queue));
+        awake
+            .inspect_err(|error| tracing::warn!("the rings of a front end do not start: {error}"))
+            .is_ok()
+    }
+}
 
 /// Nothing here is deep; the largest thing on the stack is a message.
 const STACK_BYTES: usize = 256 << 10;
@@ -51,6 +67,10 @@ pub enum Refused {
     Io(#[from] io::Error),
 }
 
+/// A front end is there whose guest has not gone to sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Awake;
+
 /// What has happened since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -63,20 +83,24 @@ pub struct Counters {
     pub broken: u64,
 }
 
-#[derive(Debug)]
 pub(super) struct Seat {
     pub id: u64,
     pub stream: UnixStream,
     channel: Arc<Channel>,
+    device: Option<Weak<dyn Wakes>>,
+    /// Its guest goes on elsewhere, or later, and believes this of its cache.
+    sleeps: Option<bool>,
 }
 
 /// A device with at least one front end.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Seats {
     pub all: Vec<Seat>,
     /// Whose rings run.
     pub runs: Option<u64>,
     capacity: Capacity,
+    /// No ring starts.
+    rests: bool,
 }
 
 /// How many front ends were told of a change.
@@ -87,7 +111,7 @@ pub struct Heard {
     pub untold: u64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct State {
     pub seats: BTreeMap<String, Seats>,
     counters: Counters,
@@ -98,7 +122,6 @@ pub(super) struct State {
     unshared: BTreeSet<String>,
 }
 
-#[derive(Debug)]
 pub(super) struct Shared {
     connections_max: usize,
     /// A lock and no message: there is nobody who could answer one.
@@ -107,14 +130,36 @@ pub(super) struct Shared {
     pub ended: Condvar,
 }
 
+impl State {
+    fn seat(&mut self, device: &str, id: u64) -> Option<&mut Seat> {
+        let seats = self.seats.get_mut(device)?;
+        seats.all.iter_mut().find(|seat| seat.id == id)
+    }
+}
+
 impl Shared {
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic with this lock")
     }
 
-    /// The memory of this device's guest is shared after all.
-    pub fn has_run(&self, device: &str) {
-        self.state().unshared.remove(device);
+    /// The memory of this device's guest is shared after all, and the guest is awake.
+    pub fn has_run(&self, device: &str, id: u64) {
+        let mut state = self.state();
+        state.unshared.remove(device);
+        if let Some(seat) = state.seat(device, id) {
+            seat.sleeps = None;
+        }
+    }
+
+    pub fn sleeps(&self, device: &str, id: u64, write_back: bool) {
+        if let Some(seat) = self.state().seat(device, id) {
+            seat.sleeps = Some(write_back);
+        }
+    }
+
+    pub fn rests(&self, device: &str) -> bool {
+        let state = self.state();
+        state.seats.get(device).is_some_and(|seats| seats.rests)
     }
 
     /// Says it, once. True where it was said before: a front end comes again every second.
@@ -135,7 +180,7 @@ impl Shared {
 }
 
 /// The connected front ends of a daemon.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Connections {
     shared: Arc<Shared>,
 }
@@ -172,7 +217,12 @@ impl Connections {
                     let peer = sys::peer_pid(&stream).ok().filter(|pid| *pid > 0);
                     let handler = Handler::new(description, data);
                     let handler = handler.of_peer(peer, capacity, channel);
-                    serve(&shared, &name, stream, handler);
+                    let device = Arc::new(Mutex::new(handler));
+                    if let Some(seat) = shared.state().seat(&name, id) {
+                        let device: Weak<dyn Wakes> = Arc::downgrade(&device) as _;
+                        seat.device = Some(device);
+                    }
+                    serve(&shared, &name, stream, device);
                 }
                 Err(error) => {
                     tracing::warn!(
@@ -225,6 +275,8 @@ impl Connections {
             id,
             stream,
             channel: channel.clone(),
+            device: None,
+            sleeps: None,
         });
         Ok((id, seats.capacity.clone(), channel))
     }
@@ -242,6 +294,48 @@ impl Connections {
     pub fn count(&self, device: &str) -> usize {
         let state = self.shared.state();
         state.seats.get(device).map_or(0, |seats| seats.all.len())
+    }
+
+    /// Front ends of a device whose guests go on elsewhere, or later.
+    pub fn sleepers(&self, device: &str) -> usize {
+        let state = self.shared.state();
+        let seats = state.seats.get(device).map_or(&[][..], |seats| &seats.all);
+        seats.iter().filter(|seat| seat.sleeps.is_some()).count()
+    }
+
+    /// Lets no ring of a device start from now on, unless a front end is there that does not sleep.
+    /// What the last guest that fell asleep believes of its cache, if there is one.
+    pub fn rest(&self, device: &str) -> Result<Option<bool>, Awake> {
+        let mut state = self.shared.state();
+        let Some(seats) = state.seats.get_mut(device) else {
+            return Ok(None);
+        };
+        if seats.all.iter().any(|seat| seat.sleeps.is_none()) {
+            return Err(Awake);
+        }
+        seats.rests = true;
+        Ok(seats.all.last().and_then(|seat| seat.sleeps))
+    }
+
+    /// Rings of a device that wait for it start.
+    pub fn awaken(&self, device: &str) {
+        let mut state = self.shared.state();
+        let Some(seats) = state.seats.get_mut(device) else {
+            return;
+        };
+        seats.rests = false;
+        let waiting = seats.all.iter().filter_map(|seat| {
+            let device = seat.device.as_ref()?.upgrade()?;
+            Some((device, seat.stream.try_clone().ok()))
+        });
+        let waiting: Vec<_> = waiting.collect();
+        // What they are told looks at the state.
+        drop(state);
+        for (device, stream) in waiting {
+            if let (false, Some(stream)) = (device.awaken(), stream) {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
     }
 
     /// The disk of a device has so many sectors now; its front ends are told. Waits for none.
@@ -372,8 +466,7 @@ impl Header {
 type Device<D> = Arc<Mutex<Handler<D>>>;
 
 /// Serves the messages of a front end until there are no more.
-fn serve<D: DataSide>(shared: &Shared, name: &str, stream: UnixStream, handler: Handler<D>) {
-    let device = Arc::new(Mutex::new(handler));
+fn serve<D: DataSide>(shared: &Shared, name: &str, stream: UnixStream, device: Device<D>) {
     let messages = stream.try_clone();
     let messages = messages.map(|stream| BackendReqHandler::from_stream(stream, device.clone()));
     let mut repeats = false;

@@ -1,11 +1,12 @@
 //! One device as its front end sees it.
 //!
 //! Owns everything that the front end has said, and decides what the data side has to do for it.
+//! Rings that are started while the disk is served on another host wait until it is served here.
 //! Always true: a message that is refused has changed nothing, or the handler says that it has
 //! [failed](Handler::has_failed) and the connection ends; a ring runs exactly while it has a kick,
-//! is enabled, and lies in the memory; the data side is told the cache mode before a ring runs;
-//! dirty pages are noted exactly while it was agreed and there is a log. Deliberately absent: the
-//! wire (`messages`, `connection`).
+//! is enabled, and lies in the memory, and the disk is served here; the data side is told the cache
+//! mode before a ring runs; dirty pages are noted exactly while it was agreed and there is a log.
+//! Deliberately absent: the wire (`messages`, `connection`).
 //!
 //! ```text
 //! features, protocol features   any time; those of rings only while none is started
@@ -28,7 +29,7 @@ use super::guest_memory::{GuestMemory, Place, TableError};
 use super::mapping::MappingError;
 use super::queue::{Halves, NotReady, Options, RingState};
 use super::region::{Region, RegionError};
-use super::{DataError, DataSide, RingStart};
+use super::{DataError, DataSide, Open, RingStart};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -248,10 +249,6 @@ impl<D: DataSide> Handler<D> {
         self.queues.iter().any(|queue| queue.running.is_some())
     }
 
-    fn any_started(&self) -> bool {
-        self.queues.iter().any(|queue| queue.kick.is_some())
-    }
-
     fn queue(&mut self, index: u32) -> Result<(u16, &mut RingState), Refusal> {
         let at = usize::try_from(index).ok();
         let queue = at.and_then(|at| self.queues.get_mut(at));
@@ -282,7 +279,8 @@ impl<D: DataSide> Handler<D> {
         }
         let log = Transport::LOG_ALL.bits();
         let changed = features ^ self.features;
-        if self.any_started() && changed & !log != 0 {
+        let started = self.queues.iter().any(|queue| queue.kick.is_some());
+        if started && changed & !log != 0 {
             return Err(Refusal::FeaturesOfRings(changed & !log));
         }
         let end = self.memory.end();
@@ -542,16 +540,17 @@ impl<D: DataSide> Handler<D> {
         Ok(state.base)
     }
 
-    /// Starts a ring if the front end wants it to run and it does not.
-    fn run(&mut self, queue: u16) -> Result<(), Refusal> {
+    /// Starts a ring if the front end wants it to run, and it does not, and may.
+    pub(super) fn run(&mut self, queue: u16) -> Result<(), Refusal> {
         let negotiated = self.has(Transport::PROTOCOL_FEATURES.bits());
         let state = &self.queues[usize::from(queue)];
         let Some(kick) = state.kick.clone() else {
             return Ok(());
         };
-        if state.running.is_some() || (negotiated && !state.enabled) {
+        if state.running.is_some() || (negotiated && !state.enabled) || !self.opens()? {
             return Ok(());
         }
+        let state = &self.queues[usize::from(queue)];
         let setup = state.setup(queue, self.options(), &self.memory);
         if matches!(setup, Err(NotReady::Outside(_))) {
             self.advice = Some(Advice::RingOutside);
@@ -577,6 +576,38 @@ impl<D: DataSide> Handler<D> {
         Ok(())
     }
 
+    /// Whether the disk is served here. One that is from now on hears what was said before.
+    fn opens(&mut self) -> Result<bool, Refusal> {
+        match self.tell(DataSide::open)? {
+            Open::Yes => return Ok(true),
+            Open::Later => return Ok(false),
+            Open::Now => {}
+        }
+        let (kept, handed) = (self.data.cache_kept(), self.data.cache_handed());
+        self.belief.learn(kept, handed);
+        self.write_back = None;
+        let (memory, region) = (self.memory.clone(), self.region.clone());
+        let told = self.tell(|data| {
+            data.memory(memory)?;
+            region.map_or(Ok(()), |region| data.region(region))
+        });
+        told.inspect_err(|_| self.failed = true)?;
+        Ok(true)
+    }
+
+    /// All rings have stopped while dirty pages are noted. Who serves the guest next finds all that
+    /// was answered, whatever becomes of this host.
+    fn fall_asleep(&mut self) {
+        let write_back = self.space.writeback();
+        // So that it is as durable as a flush makes it.
+        let flushed = self.tell(|data| data.write_cache(false));
+        self.write_back = Some(false);
+        match flushed {
+            Ok(()) => self.data.sleep(write_back),
+            Err(error) => tracing::warn!("what a guest wrote before it moves: {error}"),
+        }
+    }
+
     fn stop(&mut self, queue: u16) -> Result<(), Refusal> {
         if self.queues[usize::from(queue)].running.is_none() {
             return Ok(());
@@ -587,6 +618,9 @@ impl<D: DataSide> Handler<D> {
         state.base = base;
         state.running = None;
         self.note_used_rings();
+        if self.has(Transport::LOG_ALL.bits()) && !self.any_runs() {
+            self.fall_asleep();
+        }
         Ok(())
     }
 
@@ -680,19 +714,15 @@ impl<D: DataSide> Handler<D> {
         self.dirty.set_used(running.collect());
     }
 
-    fn stop_all(&mut self) -> Result<(), Refusal> {
-        (0..self.queues()).try_for_each(|queue| self.stop(queue))
-    }
-
     /// All rings stopped, as after their bases were asked for.
     pub fn disown(&mut self) -> Result<(), Refusal> {
-        self.stop_all()?;
+        (0..self.queues()).try_for_each(|queue| self.stop(queue))?;
         self.queues.iter_mut().for_each(|state| state.kick = None);
         Ok(())
     }
 
     pub fn reset(&mut self) -> Result<(), Refusal> {
-        self.stop_all()?;
+        self.disown()?;
         self.queues.iter_mut().for_each(RingState::reset);
         self.belief.reset();
         self.dirty.set_log(None);
@@ -702,6 +732,8 @@ impl<D: DataSide> Handler<D> {
     /// The front end is gone. What it left running is drained.
     pub fn end(&mut self) {
         let in_order = !self.any_runs() && !self.sleeps;
+        // It goes on nowhere.
+        self.features &= !Transport::LOG_ALL.bits();
         for queue in 0..self.queues() {
             // Nobody looks at its events, so no end waits for one.
             let _ = self.set_signals(queue, None, None);

@@ -71,9 +71,23 @@ pub enum DataError {
     Taken(String),
 }
 
+/// Whether a disk can be served here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Open {
+    Yes,
+    /// From this call on: it knows nothing yet of what was said before.
+    Now,
+    /// Rings that are started wait until [`connection::Connections::awaken`].
+    Later,
+}
+
 /// What serves the rings of one device. Every call returns when it has been done, so what the front
 /// end hears of it is true; what fails has changed nothing.
 pub trait DataSide: Send {
+    /// Asked before a ring starts. Until it is open nothing else that is told counts.
+    fn open(&mut self) -> Result<Open, DataError> {
+        Ok(Open::Yes)
+    }
     /// Requests taken from now on lie in this memory; those in flight keep theirs. Comes as well
     /// when the log of dirty pages went on or off, so that nobody who stores goes on without it.
     fn memory(&mut self, memory: Arc<GuestMemory>) -> Result<(), DataError>;
@@ -106,6 +120,13 @@ pub trait DataSide: Send {
     fn keep_cache(&mut self, _write_back: bool) -> Result<(), DataError> {
         Ok(())
     }
+    /// What its guest believed of the cache where it ran before, if another host has said so.
+    fn cache_handed(&mut self) -> Option<bool> {
+        None
+    }
+    /// Its rings have stopped and all that it wrote is durable: its guest goes on elsewhere, or
+    /// later, and believes this of the cache.
+    fn sleep(&mut self, _write_back: bool) {}
     /// The front end is gone, and no ring runs. In order: it had stopped all of them itself, and
     /// its guest does not go on elsewhere or later.
     fn end(&mut self, in_order: bool);

@@ -4,7 +4,7 @@
 //! ring that starts takes the turn, the last that stops gives it back. A front end that wants it
 //! while another one lives and has it waits a moment, for one that is just stopping, and is refused
 //! then; one that comes after a front end that is gone waits until the rings of that one are
-//! drained.
+//! drained. While the device rests, because its volume goes to another host, no ring starts.
 //!
 //! ```text
 //! nobody --start--> first --all stopped, or drained after its end--> nobody --start--> second
@@ -13,7 +13,7 @@
 use super::connection::{Shared, State};
 use super::guest_memory::GuestMemory;
 use super::region::Region;
-use super::{DataError, DataSide, RingStart};
+use super::{DataError, DataSide, Open, RingStart};
 use crate::sys;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -88,6 +88,13 @@ impl<D> Turn<D> {
 }
 
 impl<D: DataSide> DataSide for Turn<D> {
+    fn open(&mut self) -> Result<Open, DataError> {
+        match self.shared.rests(&self.device) {
+            true => Ok(Open::Later),
+            false => self.data.open(),
+        }
+    }
+
     fn memory(&mut self, memory: Arc<GuestMemory>) -> Result<(), DataError> {
         self.data.memory(memory)
     }
@@ -103,7 +110,7 @@ impl<D: DataSide> DataSide for Turn<D> {
         }
         let started = self.data.start(ring);
         if started.is_ok() {
-            self.shared.has_run(&self.device);
+            self.shared.has_run(&self.device, self.id);
             self.running.insert(queue);
         } else if self.running.is_empty() {
             self.give_back();
@@ -143,6 +150,15 @@ impl<D: DataSide> DataSide for Turn<D> {
 
     fn keep_cache(&mut self, write_back: bool) -> Result<(), DataError> {
         self.data.keep_cache(write_back)
+    }
+
+    fn cache_handed(&mut self) -> Option<bool> {
+        self.data.cache_handed()
+    }
+
+    fn sleep(&mut self, write_back: bool) {
+        self.data.sleep(write_back);
+        self.shared.sleeps(&self.device, self.id, write_back);
     }
 
     fn end(&mut self, in_order: bool) {

@@ -20,6 +20,7 @@
 pub mod kept;
 mod serve;
 pub mod side;
+pub mod standby;
 
 use super::control::{Answer, GuestOpen};
 use super::timer::Key;

@@ -23,6 +23,7 @@ pub const GET_FEATURES: u32 = 1;
 pub const SET_FEATURES: u32 = 2;
 pub const SET_OWNER: u32 = 3;
 pub const SET_MEM_TABLE: u32 = 5;
+const SET_LOG_BASE: u32 = 6;
 pub const SET_VRING_NUM: u32 = 8;
 pub const SET_VRING_ADDR: u32 = 9;
 pub const SET_VRING_BASE: u32 = 10;
@@ -35,6 +36,7 @@ pub const SET_PROTOCOL_FEATURES: u32 = 16;
 pub const SET_VRING_ENABLE: u32 = 18;
 pub const SET_BACKEND_REQ_FD: u32 = 21;
 pub const GET_CONFIG: u32 = 24;
+const SET_CONFIG: u32 = 25;
 pub const ADD_MEM_REG: u32 = 37;
 pub const REM_MEM_REG: u32 = 38;
 
@@ -290,6 +292,23 @@ impl FrontEnd {
         self.answer()
     }
 
+    /// Reads the configuration space.
+    pub fn config(&self, offset: u32, bytes: usize) -> io::Result<Vec<u8>> {
+        let mut body = words(&[offset, bytes as u32, 0]);
+        body.resize(12 + bytes, 0);
+        Ok(self.ask(GET_CONFIG, &body)?[12..].to_vec())
+    }
+
+    /// Has the device note which pages it writes.
+    fn note_pages(&self, log: &Ram) -> io::Result<()> {
+        let place = [log.bytes, 0].map(u64::to_le_bytes).concat();
+        self.tell_flagged(SET_LOG_BASE, 0, &place, &[log.file.as_raw_fd()])?;
+        self.answer()?;
+        let features = self.number(GET_FEATURES)?;
+        assert!(self.send(SET_FEATURES, &features.to_le_bytes(), &[])?);
+        Ok(())
+    }
+
     fn number(&self, request: u32) -> io::Result<u64> {
         let body = self.ask(request, &[])?;
         Ok(u64::from_le_bytes(body[..8].try_into().unwrap()))
@@ -388,12 +407,16 @@ pub struct Asleep {
 impl Asleep {
     /// A new front end lets it go on where it was.
     pub fn wake(self, socket: &Path) -> io::Result<Polite> {
+        self.arrive(FrontEnd::connect(socket)?)
+    }
+
+    /// The same with one that is connected.
+    pub fn arrive(self, front: FrontEnd) -> io::Result<Polite> {
         let Asleep {
             ram,
             ring,
             requests,
         } = self;
-        let front = FrontEnd::connect(socket)?;
         assert!(front.share(&[(&ram, 0)])?, "memory is taken");
         assert!(front.start_at(&ring, requests)?, "the ring is started");
         Ok(Polite {
@@ -521,10 +544,35 @@ impl Polite {
 
     /// Reads the configuration space.
     pub fn config(&self, offset: u32, bytes: usize) -> Vec<u8> {
-        let mut body = words(&[offset, bytes as u32, 0]);
-        body.resize(12 + bytes, 0);
-        let answer = self.front.ask(GET_CONFIG, &body).expect("an answer");
-        answer[12..].to_vec()
+        self.front.config(offset, bytes).expect("an answer")
+    }
+
+    /// Writes into it.
+    pub fn configure(&self, offset: u32, bytes: &[u8]) {
+        let mut body = words(&[offset, bytes.len() as u32, 0]);
+        body.extend_from_slice(bytes);
+        let done = self.front.send(SET_CONFIG, &body, &[]);
+        assert!(done.expect("an answer"), "the configuration is written");
+    }
+
+    /// Its guest is about to move: the front end stays as it is, with the ring stopped.
+    pub fn depart(self) -> (FrontEnd, Asleep) {
+        self.front
+            .note_pages(&Ram::new(4096))
+            .expect("pages are noted");
+        self.stop();
+        let Polite {
+            front,
+            ram,
+            ring,
+            requests,
+        } = self;
+        let asleep = Asleep {
+            ram,
+            ring,
+            requests,
+        };
+        (front, asleep)
     }
 
     /// Sends a descriptor that is nothing else. False where it is refused.
