@@ -18,7 +18,7 @@ use crate::cluster_links::loopback;
 use crate::cluster_units::{Host, Shared};
 use crate::common::load::{End, Load, Mix};
 use crate::common::nbd::Client;
-use crate::common::{EXIT_FAILED, PATIENCE, SetWhenDropped, count, seed, text_of, wait_until};
+use crate::common::{EXIT_FAILED, PATIENCE, SetWhenDropped, count, run, seed, text_of, wait_until};
 
 pub(crate) const BYTES: u64 = 64 << 20;
 /// Nothing goes to the image by itself, so that what is found was in a log.
@@ -78,6 +78,17 @@ impl Cluster {
         Cluster::of(shared, hosts, (lines, &fence), |_, host| {
             host.rig.forget_volumes();
             host.rig.guest_volume("disk", &image, "write-back", lines);
+        })
+    }
+
+    pub fn for_guests_of_qcow2(hosts: usize, lines: &str) -> Cluster {
+        let shared = Shared::new();
+        let (fence, image) = (fence_line(&shared), shared.path("disk.qcow2"));
+        let (path, size) = (image.display().to_string(), BYTES.to_string());
+        run("qemu-img", &["create", "-q", "-f", "qcow2", &path, &size]);
+        Cluster::of(shared, hosts, (lines, &fence), |_, host| {
+            host.rig.forget_volumes();
+            host.rig.qcow2_guest("disk", &image, "write-back", lines);
         })
     }
 
