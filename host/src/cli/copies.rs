@@ -8,7 +8,12 @@ pub fn of_volume(replication: &Value) -> String {
     let (real, wanted) = (number(&replication["real"]), number(&replication["wanted"]));
     let state = replication["state"].as_str();
     let state = state.map_or(String::new(), |state| format!(", {state}"));
-    let mut words = format!("{real} of {wanted} on other hosts{state}");
+    let of = match wanted {
+        // For a guest that may move.
+        0 => format!("{real}"),
+        _ => format!("{real} of {wanted}"),
+    };
+    let mut words = format!("{of} on other hosts{state}");
     let members = replication["members"]
         .as_array()
         .map_or(&[][..], Vec::as_slice);

@@ -260,8 +260,8 @@ impl Daemon {
 
     /// Clients but for front ends whose guests went to sleep, to go on elsewhere.
     fn clients_awake(&self, entry: &Entry) -> Result<u64, VolumeError> {
-        let sleepers = self.front_ends.sleepers(&entry.settings.name);
-        Ok(self.clients(entry)?.saturating_sub(sleepers))
+        let asleep = self.front_ends.out_of_the_way(&entry.settings.name);
+        Ok(self.clients(entry)?.saturating_sub(asleep))
     }
 
     /// The disk that a client uses here, for hosts to which its guest may move.

@@ -151,8 +151,9 @@ impl FrontEnds {
         self.connections.awaken(name);
     }
 
-    pub fn sleepers(&self, name: &str) -> u64 {
-        self.connections.sleepers(name) as u64
+    /// Front ends that are not in the way when the volume goes to another host.
+    pub fn out_of_the_way(&self, name: &str) -> u64 {
+        self.connections.out_of_the_way(name) as u64
     }
 
     pub fn set_mode(&self, name: &str, write_back: bool) {

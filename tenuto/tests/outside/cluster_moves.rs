@@ -60,8 +60,8 @@ fn owns(cluster: &Cluster, at: usize) {
     });
 }
 
-/// Moves the guest, and says what the front end on the other host was left with.
-fn moves(cluster: &Cluster, guest: Polite, from: usize, to: usize) -> Polite {
+/// Moves the guest; also what is left of its front end, which its daemon has closed.
+fn moves(cluster: &Cluster, guest: Polite, from: usize, to: usize) -> (Polite, FrontEnd) {
     let next = comes(cluster, to);
     has_copy(cluster, from, to);
     let dirty = cluster.hosts[from].show()["dirty_bytes"].clone();
@@ -71,8 +71,7 @@ fn moves(cluster: &Cluster, guest: Polite, from: usize, to: usize) -> Polite {
     guest.read(0, BLOCK);
     println!("{dirty} dirty bytes: {} ms", begun.elapsed().as_millis());
     owns(cluster, to);
-    drop(left);
-    guest
+    (guest, left)
 }
 
 fn image_is_untouched(cluster: &Cluster) -> bool {
@@ -89,6 +88,8 @@ fn a_guest_moves_there_and_back_with_all_that_it_wrote() {
     for lines in [NO_COPY, ONE_COPY] {
         let cluster = Cluster::for_guests(2, lines);
         let mut guest = guest(&cluster, 0);
+        // Of QEMUs that the guest has left, and that are not ended.
+        let mut idle = Vec::new();
         let mut expected = vec![0; PLACES as usize];
         for round in 1..=4u8 {
             let (from, to) = (usize::from(round + 1) % 2, usize::from(round) % 2);
@@ -103,7 +104,10 @@ fn a_guest_moves_there_and_back_with_all_that_it_wrote() {
             if round % 2 == 0 {
                 guest.flush();
             }
-            guest = moves(&cluster, guest, from, to);
+            let (moved, left) = moves(&cluster, guest, from, to);
+            guest = moved;
+            drop(left);
+            idle.push(comes(&cluster, from));
             for (at, byte) in expected.iter().enumerate() {
                 assert_eq!(
                     guest.read((at * BLOCK) as u64, BLOCK),
@@ -115,6 +119,7 @@ fn a_guest_moves_there_and_back_with_all_that_it_wrote() {
             assert_eq!(cluster.hosts[from].show()["ownership"], "away");
         }
         assert!(image_is_untouched(&cluster), "{lines}");
+        drop(idle);
         guest.leave();
         let rig = &cluster.hosts[0].rig;
         rig.gone_clients("disk");

@@ -88,8 +88,25 @@ pub(super) struct Seat {
     pub stream: UnixStream,
     channel: Arc<Channel>,
     device: Option<Weak<dyn Wakes>>,
+    /// A ring of it has run since it came.
+    ran: bool,
     /// Its guest goes on elsewhere, or later, and believes this of its cache.
     sleeps: Option<bool>,
+}
+
+impl Seats {
+    /// Front ends that are not in the way when the device goes to another host: of guests that
+    /// sleep, and beside one of these those that never had a guest.
+    fn out_of_the_way(&self) -> usize {
+        match self.all.iter().any(|seat| seat.sleeps.is_some()) {
+            true => self
+                .all
+                .iter()
+                .filter(|seat| seat.sleeps.is_some() || !seat.ran)
+                .count(),
+            false => 0,
+        }
+    }
 }
 
 /// A device with at least one front end.
@@ -147,7 +164,7 @@ impl Shared {
         let mut state = self.state();
         state.unshared.remove(device);
         if let Some(seat) = state.seat(device, id) {
-            seat.sleeps = None;
+            (seat.ran, seat.sleeps) = (true, None);
         }
     }
 
@@ -276,6 +293,7 @@ impl Connections {
             stream,
             channel: channel.clone(),
             device: None,
+            ran: false,
             sleeps: None,
         });
         Ok((id, seats.capacity.clone(), channel))
@@ -296,25 +314,24 @@ impl Connections {
         state.seats.get(device).map_or(0, |seats| seats.all.len())
     }
 
-    /// Front ends of a device whose guests go on elsewhere, or later.
-    pub fn sleepers(&self, device: &str) -> usize {
+    /// Front ends of a device that are not in the way when it goes to another host.
+    pub fn out_of_the_way(&self, device: &str) -> usize {
         let state = self.shared.state();
-        let seats = state.seats.get(device).map_or(&[][..], |seats| &seats.all);
-        seats.iter().filter(|seat| seat.sleeps.is_some()).count()
+        state.seats.get(device).map_or(0, Seats::out_of_the_way)
     }
 
-    /// Lets no ring of a device start from now on, unless a front end is there that does not sleep.
+    /// Lets no ring of a device start from now on, unless a front end is in the way.
     /// What the last guest that fell asleep believes of its cache, if there is one.
     pub fn rest(&self, device: &str) -> Result<Option<bool>, Awake> {
         let mut state = self.shared.state();
         let Some(seats) = state.seats.get_mut(device) else {
             return Ok(None);
         };
-        if seats.all.iter().any(|seat| seat.sleeps.is_none()) {
+        if seats.out_of_the_way() < seats.all.len() {
             return Err(Awake);
         }
         seats.rests = true;
-        Ok(seats.all.last().and_then(|seat| seat.sleeps))
+        Ok(seats.all.iter().rev().find_map(|seat| seat.sleeps))
     }
 
     /// Rings of a device that wait for it start.
