@@ -298,6 +298,8 @@ pub struct Daemon {
     ledgers: Ledgers,
     watches: Watches,
     front_ends: FrontEnds,
+    /// Held from when a place in the log is found until it is taken.
+    placing: Arc<Mutex<()>>,
     secure: OnceLock<SecureListener>,
     looks: Looks,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -349,6 +351,7 @@ impl Daemon {
             ledgers,
             watches: Watches::default(),
             front_ends: FrontEnds::default(),
+            placing: Arc::default(),
             secure: OnceLock::new(),
             thread: Mutex::new(Some(thread)),
             stage: Mutex::new(opened.stage),

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(super) struct ByShard {
     handle: Handle,
     post: Arc<dyn Post>,
-    making: Mutex<()>,
+    making: Arc<Mutex<()>>,
 }
 
 impl ByShard {
@@ -25,7 +25,7 @@ impl ByShard {
         ByShard {
             handle: daemon.handle.clone(),
             post,
-            making: Mutex::new(()),
+            making: daemon.placing.clone(),
         }
     }
 }

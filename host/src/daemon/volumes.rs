@@ -376,13 +376,16 @@ impl Daemon {
             self.backups.load(&settings);
         }
         let opened = opened.unwrap_or_else(|| open_settled(&settings, &self.ledgers, joining));
+        let placing = self.placing.lock().expect("no holder of this lock panics");
         let (attach, image) = self.attachment(&settings, joining, opened)?;
         let (id, size_bytes) = (attach.id, attach.files.size_bytes());
         let ledger = attach.settled.ledger.clone();
         let beside = attach.files.ledger.as_ref();
         let stat = beside.and_then(|ledger| ledger.stat().ok());
         let shown = !joining.orphan && !joining.commit;
-        match self.handle.attach(attach) {
+        let attached = self.handle.attach(attach);
+        drop(placing);
+        match attached {
             Ok(()) => {
                 let entry = Entry {
                     id,
