@@ -245,9 +245,7 @@ fn of_copies(source: &mut Source<'_>, kind: u8) -> bool {
 /// Of guests that move.
 fn of_guests(source: &mut Source<'_>, kind: u8, flag: bool) -> Body {
     match kind % 3 {
-        0 => Body::Attach {
-            number: source.u64(),
-        },
+        0 => Body::Attach,
         1 => Body::HandOver { write_back: flag },
         _ => Body::Standby {
             disk: Disk {

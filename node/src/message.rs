@@ -129,9 +129,7 @@ pub enum Body {
         disk: Disk,
     },
     /// A client of the sender has been shown the unit, and may come to use it.
-    Attach {
-        number: u64,
-    },
+    Attach,
     /// What the guest of a client that went to sleep here believes of the write cache. Said before
     /// the unit is given; who has not heard it believes that it is off.
     HandOver {
@@ -456,10 +454,7 @@ fn put_guests(out: &mut Out, body: &Body) {
             out.u8(u8::from(disk.read_only));
             out.u8(u8::from(disk.write_back));
         }
-        Body::Attach { number } => {
-            put_ids(out, 28, &[]);
-            out.u64(*number);
-        }
+        Body::Attach => put_ids(out, 28, &[]),
         Body::HandOver { write_back } => {
             put_ids(out, 29, &[]);
             out.u8(u8::from(*write_back));
@@ -593,9 +588,7 @@ fn take_guests(kind: u8, from: &mut In<'_>) -> Result<Body, Malformed> {
                 write_back: from.flag("write back")?,
             },
         },
-        28 => Body::Attach {
-            number: from.u64()?,
-        },
+        28 => Body::Attach,
         29 => Body::HandOver {
             write_back: from.flag("write back")?,
         },
@@ -836,7 +829,7 @@ mod tests {
                     write_back: true,
                 },
             },
-            Body::Attach { number: 7 },
+            Body::Attach,
             Body::HandOver { write_back: true },
             Body::Cut {
                 copy,

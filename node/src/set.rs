@@ -711,12 +711,13 @@ impl Set {
         let (true, Some((host, cache))) = (self.choosing, place) else {
             return;
         };
-        self.choosing = false;
         let known = self.peers.iter().any(|peer| peer.member.host == host);
         let takes = self.wish.takes(&self.record.members, host);
         if known || host == self.me.host || !self.wants_learner() || !takes {
+            // Another one is asked for with the next tick.
             return;
         }
+        self.choosing = false;
         let left = self.left.take(host, cache);
         let fresh = left.is_none();
         let member = left.unwrap_or_else(|| Member {

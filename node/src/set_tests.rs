@@ -360,8 +360,10 @@ fn a_standby_gets_a_copy_besides_and_no_unit_is_degraded_for_want_of_it() {
     owner.writes(FIRST);
     owner.acks(2, FIRST);
     owner.tell(Event::Standby(Some(id(3))));
+    owner.out.clear();
     owner.tell(Event::Chosen(Some((id(4), id(4)))));
     assert_eq!(owner.set.learner(), None, "another host is not asked for");
+    assert_eq!(owner.out, [], "nor is a place, before the next tick");
     owner.tell(Event::Tick);
     owner.chooses(3);
     owner.joins(3, FIRST);

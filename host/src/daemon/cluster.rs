@@ -363,6 +363,8 @@ impl Daemon {
         }
         self.refuse_clients(name)?;
         self.front_ends.disconnect(name);
+        // A guest that comes back may believe something else by then.
+        kept::forget(&self.state_dir, name);
         let volume = entry.id;
         self.command(name, Command::Depose { volume })?;
         self.handle.disconnect(volume)?;
@@ -489,7 +491,7 @@ impl Volumes for ByUnits {
         daemon.is_some_and(|daemon| daemon.front_ends.shows_away(name))
     }
 
-    fn set_mode(&self, name: &str, write_back: bool) {
+    fn set_mode(&self, name: &str, write_back: Option<bool>) {
         if let Some(daemon) = self.0.upgrade() {
             daemon.front_ends.set_mode(name, write_back);
         }

@@ -59,8 +59,7 @@ pub(super) struct FrontEnds {
     /// By the name of the volume; the shard looks here, so nothing waits under this lock.
     offers: Arc<Mutex<BTreeMap<String, Offer>>>,
     away: Arc<Mutex<BTreeMap<String, Away>>>,
-    /// What the last guest of a volume that went to sleep, here or on another host, believes of its
-    /// cache.
+    /// What the guest of a volume that sleeps here, or is about to come, believes of its cache.
     modes: Arc<Mutex<BTreeMap<String, bool>>>,
 }
 
@@ -140,9 +139,8 @@ impl FrontEnds {
 
     /// Lets no ring of a volume start from now on, unless a guest is there that does not sleep.
     pub fn rest(&self, name: &str) -> Result<(), Awake> {
-        if let Some(mode) = self.connections.rest(name)? {
-            self.set_mode(name, mode);
-        }
+        let mode = self.connections.rest(name)?;
+        self.set_mode(name, mode);
         Ok(())
     }
 
@@ -156,9 +154,13 @@ impl FrontEnds {
         self.connections.out_of_the_way(name) as u64
     }
 
-    pub fn set_mode(&self, name: &str, write_back: bool) {
+    /// Nothing of an earlier guest is left.
+    pub fn set_mode(&self, name: &str, write_back: Option<bool>) {
         let mut modes = self.modes.lock().expect("no holder of this lock panics");
-        modes.insert(name.to_owned(), write_back);
+        match write_back {
+            Some(mode) => modes.insert(name.to_owned(), mode),
+            None => modes.remove(name),
+        };
     }
 
     pub fn mode(&self, name: &str) -> Option<bool> {

@@ -87,9 +87,9 @@ pub trait Volumes: Send + Sync {
     fn show_away(&self, name: &str, disk: &Disk);
     /// Whether there are some.
     fn shows_away(&self, name: &str) -> bool;
-    /// What the last guest of it that went to sleep believes of its cache, where it went.
-    fn set_mode(&self, name: &str, write_back: bool);
-    /// The same, where it went to sleep.
+    /// What the guest that is about to come believes of its cache, if its host has said so.
+    fn set_mode(&self, name: &str, write_back: Option<bool>);
+    /// The same of the guest that sleeps here.
     fn mode(&self, name: &str) -> Option<bool>;
     /// Whether its image is raw: of others copies are not in this version.
     fn is_raw(&self, name: &str) -> bool;
@@ -737,6 +737,9 @@ impl Manager {
             let wanted = entry.waiting.count() > 0 || entry.taker.is_some() || entry.owes;
             if entry.wanted != wanted && entry.unit.is_some() && !entry.leaving {
                 entry.wanted = wanted;
+                if wanted {
+                    Guests(self).forget_mode(&name);
+                }
                 self.event(&name, Event::Wanted(wanted));
             }
         }

@@ -51,7 +51,7 @@ impl Guests<'_> {
         match body {
             Body::Take { .. } => return self.stays_for_client(name, from, unit),
             Body::Standby { disk } => self.shown_disk(name, from, disk),
-            Body::Attach { .. } => self.attached(name, from),
+            Body::Attach => self.attached(name, from),
             Body::HandOver { write_back } => self.handed_over(name, from, *write_back),
             _ => return false,
         }
@@ -96,20 +96,27 @@ impl Guests<'_> {
             return;
         };
         let (id, newest) = (*id, unit.newest());
-        let owner = newest.and_then(|it| Some((it.owner.as_ref()?.host, it.number)));
-        if let Some((host, number)) = owner
+        let owner = newest.and_then(|it| it.owner.as_ref());
+        if let Some(host) = owner.map(|owner| owner.host)
             && host != self.0.member.me.host
             && self.0.links.contains(&host)
             && self.0.volumes.shows_away(name)
         {
-            self.0.say(host, id, Body::Attach { number });
+            self.0.say(host, id, Body::Attach);
         }
     }
 
     /// What the guest believes that went to sleep on the owner's host.
     fn handed_over(&self, name: &str, from: Uuid, write_back: bool) {
         if self.is_owner(name, from) {
-            self.0.volumes.set_mode(name, write_back);
+            self.0.volumes.set_mode(name, Some(write_back));
+        }
+    }
+
+    /// A guest is about to come: what was said of one before it is not about this one.
+    pub fn forget_mode(&mut self, name: &str) {
+        if !self.0.is_here(name) {
+            self.0.volumes.set_mode(name, None);
         }
     }
 

@@ -62,9 +62,6 @@ impl Manager {
         let neighbours = self.logs.neighbours();
         let entry = self.entries.get(name)?;
         let standby = entry.standby_host().filter(|host| !not.contains(host));
-        if let Some(there) = neighbours.iter().find(|it| Some(it.host) == standby) {
-            return Some((there.host, there.cache));
-        }
         let place = entry.settings.copies.place.as_ref();
         let place = place.unwrap_or(&self.member.place).clone();
         let owning = self.owning(name)?;
@@ -72,6 +69,10 @@ impl Manager {
         let unfit = owning.streams.iter().filter(|(_, it)| !it.watch.is_fit());
         let unfit = unfit.map(|(host, _)| *host);
         let refused: Vec<Uuid> = owning.refused.keys().copied().chain(unfit).collect();
+        let standby = standby.filter(|host| !refused.contains(host));
+        if let Some(there) = neighbours.iter().find(|it| Some(it.host) == standby) {
+            return Some((there.host, there.cache));
+        }
         let domain = self.member.domain.clone();
         let members: Vec<Uuid> = self
             .owning(name)?

@@ -1,5 +1,5 @@
 //! Guests that move between two hosts while they run, by front ends of our own: what a guest wrote
-//! and was answered is there, whoever dies, and nothing goes to the image for it.
+//! and was answered is there when either host dies, and nothing goes to the image for it.
 //!
 //! Always true: the volume is `destage-after = "never"`, so that what is in the image was brought
 //! there for a move; a front end is connected on both hosts at a time, as QEMU's are, and its rings
@@ -250,14 +250,17 @@ fn a_guest_that_does_not_move_goes_on_where_it_was() {
 #[test]
 fn a_guest_without_a_cache_moves_between_daemons_that_are_killed() {
     let mut cluster = Cluster::for_guests(2, ONE_COPY);
-    let mut guest = guest(&cluster, 0);
-    guest.configure(WCE, &[0]);
-    guest.write(0, &[1; BLOCK]);
+    let guest = guest(&cluster, 0);
     cluster.is_full(0);
     drop(comes(&cluster, 1));
     // The one to which it goes, before and after it is there.
     cluster.hosts[1].kill();
     cluster.start(1);
+    // What was said of it before, on the host that it leaves and on the other one, is outdated.
+    let (guest, _left) = moves(&cluster, guest, 0, 1);
+    let (mut guest, _left) = moves(&cluster, guest, 1, 0);
+    guest.configure(WCE, &[0]);
+    guest.write(0, &[1; BLOCK]);
     let next = comes(&cluster, 1);
     has_copy(&cluster, 0, 1);
     // The one that it leaves, once nothing runs there.

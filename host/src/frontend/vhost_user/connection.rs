@@ -14,7 +14,7 @@
 use super::advice::Advice;
 use super::capacity::Capacity;
 use super::channel::Channel;
-use super::handler::{Description, Handler};
+use super::handler::{Description, Handler, Refusal};
 use super::turn::Turn;
 use super::{DataError, DataSide};
 use crate::sys;
@@ -38,7 +38,12 @@ pub(super) trait Wakes: Send + Sync {
 impl<D: DataSide> Wakes for Mutex<Handler<D>> {
     fn awaken(&self) -> bool {
         let mut handler = self.lock().expect("no panic with this lock");
-        let awake = (0..handler.queues()).try_for_each(|queue| handler.run(queue));
+        // One that its memory has lost starts with the table that has it again.
+        let starts = |result| match result {
+            Err(Refusal::NotReady(_)) => Ok(()),
+            result => result,
+        };
+        let awake = (0..handler.queues()).try_for_each(|queue| starts(handler.run(queue)));
         awake
             .inspect_err(|error| tracing::warn!("the rings of a front end do not start: {error}"))
             .is_ok()
