@@ -40,6 +40,10 @@ rules::list! {
         GoOnBehindRefused,
         /// 8: the bytes of a batch are not compared with their checksums.
         BelieveBatch,
+        /// 13.C16: what the image has got since is asked of the host that had the volume before.
+        StaleRemoteRead,
+        /// 13.C16: a host serves what it has left to one that does not know what it has missed.
+        ServeOtherTime,
         /// 8: a batch leaves without room that its peer has promised.
         SendBeyondCredit,
         /// 8: guests take room that was promised to a copy.
@@ -336,6 +340,10 @@ rules::list! {
         DroppedPartialDelta,
         /// A replica becomes a volume of its host.
         TookOver,
+        /// A block came from the host that had the volume before.
+        RemoteRead,
+        /// A host gave what is left of a volume that went.
+        ServedLeft,
         /// What a write copies to its new cluster was in the read tier.
         CopiedFromTier,
         /// A read of more than what is copied has failed, and what is copied is read alone.

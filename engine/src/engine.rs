@@ -17,7 +17,7 @@ use crate::open::volumes_max;
 use crate::origin::Map;
 use crate::outbox::{Cx, Outbox};
 use crate::snapshot::{CopyRoom, CopySnapshot, Snapshot, VolumeSnapshot};
-use crate::types::{Geometry, Policy, Span, Tag, Time, Uuid, VolumeId};
+use crate::types::{Geometry, Policy, Serial, Span, Tag, Time, Uuid, VolumeId};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
@@ -202,6 +202,14 @@ impl Engine {
     /// same however many volumes there are.
     pub fn copy(&self, volume: VolumeId) -> Option<CopySnapshot> {
         self.core.copy(volume)
+    }
+
+    /// A volume that may be read from the host that had it before: its uuid, and what that host has
+    /// to have known of the image.
+    pub fn former(&self, volume: VolumeId) -> Option<(Uuid, Serial)> {
+        let volume = self.core.volumes.get(volume)?;
+        let since = self.core.lines.remote.since(volume.layer())?;
+        Some((volume.uuid(), since))
     }
 
     /// What the owner of a copy that is kept here may send; told with each acknowledgment.

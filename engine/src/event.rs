@@ -84,6 +84,17 @@ pub enum Event {
         number: u64,
         credit: Credit,
     },
+    /// Another host, to which a volume went from here, asks for clean blocks of it. Replied to when
+    /// the buffer has all of them; refused as gone where one of them is not here.
+    ReadLeft {
+        request: RequestId,
+        volume: Uuid,
+        /// That host knows all that was destaged behind it.
+        since: Serial,
+        first_block: u64,
+        blocks: u64,
+        buffer: BufferId,
+    },
     /// The origin of a volume has no cheap way to zero: for lack of it so many zeroes were written.
     Zeroed { volume: VolumeId, bytes: u64 },
     Admin {
@@ -453,6 +464,9 @@ pub enum Device {
     Base(VolumeId, FileIndex),
     Journal(VolumeId),
     Ledger(VolumeId),
+    /// What the host that had the volume before has of it clean: whole blocks of the disk, to be
+    /// read. One that has not all that is asked for gives nothing.
+    Former(VolumeId),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

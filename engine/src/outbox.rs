@@ -49,6 +49,15 @@ pub enum Pending {
     LineRead {
         fill: u32,
     },
+    /// Blocks of the host that had the volume before into the read tier.
+    FormerRead {
+        fill: u32,
+    },
+    /// Clean blocks from the cache device for another host.
+    Serve {
+        serving: u32,
+        row: u32,
+    },
     /// A record of clean blocks.
     FillBatch {
         batch: u32,
@@ -154,6 +163,7 @@ impl Pending {
             Pending::Log { .. } | Pending::CacheSync { .. } | Pending::Footer { .. } => None,
             Pending::Prepare { .. } | Pending::Checkpoint | Pending::CheckpointSync => None,
             Pending::Fetch { .. } | Pending::Fill { .. } | Pending::LineRead { .. } => None,
+            Pending::FormerRead { .. } | Pending::Serve { .. } => None,
             Pending::FillBatch { .. } | Pending::FillFooter { .. } => None,
             Pending::OriginRead { .. } | Pending::Direct { .. } => None,
             Pending::EvacuateFooter | Pending::ScrubFooter => None,

@@ -56,6 +56,9 @@ pub struct Settled {
     pub overwrite: bool,
     /// What the ledger said to be dirty was given up just now.
     pub loss_accepted: bool,
+    /// The host that had the volume before lives, and may be asked for what it has clean of the
+    /// image: nobody has written that since it was let go of there.
+    pub former: bool,
     /// Another host may still write the image: neither its ledger nor its journal was looked at.
     /// Only who has all that is not there, by the records of a cluster, can go on.
     pub unproved: bool,

@@ -80,6 +80,9 @@ pub struct Reads {
     pub ram_hits: u64,
     pub ssd_hits: u64,
     pub origin: u64,
+    /// From the host that had the volume before.
+    pub remote: u64,
+    pub remote_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -13,6 +13,7 @@ use node::frame::{
     PAYLOAD_BYTES_MAX, Ping, Pong, Question, SECRET_BYTES, Welcome,
 };
 use node::peers::{Link, PeerTimeout, State};
+use node::reads::{BLOCKS_MAX, Blocks, Read};
 
 const TEXT: usize = 32;
 
@@ -20,7 +21,9 @@ pub fn frame(input: &[u8]) -> bool {
     let source = &mut Source::new(input);
     let agreed = 1 + source.u16() % 3;
     let choice = source.byte();
-    let mut bytes = if choice & 16 != 0 {
+    let mut bytes = if choice & 48 == 48 {
+        read(source, agreed)
+    } else if choice & 16 != 0 {
         batch(source).encode(agreed)
     } else if choice & 1 == 0 {
         built(source).encode(agreed)
@@ -52,6 +55,11 @@ pub fn frame(input: &[u8]) -> bool {
         assert_eq!(Batch::parse(&header, body), Ok(parsed));
         return true;
     }
+    if let Some(again) = parse_read(&header, body, agreed) {
+        let whole = &bytes[..HEADER_BYTES + header.body_bytes];
+        assert_eq!(again, whole, "it is written again as the same bytes");
+        return true;
+    }
     let Ok(parsed) = Frame::parse(&header, body) else {
         return false;
     };
@@ -61,6 +69,37 @@ pub fn frame(input: &[u8]) -> bool {
     let header = Header::parse(header, agreed).expect("our own header");
     assert_eq!(Frame::parse(&header, body), Ok(parsed));
     true
+}
+
+/// A read of clean blocks, or its answer.
+fn read(source: &mut Source, agreed: u16) -> Vec<u8> {
+    let (number, count) = (source.u64(), source.below(BLOCKS_MAX + 1));
+    match source.byte() % 2 {
+        0 => Read {
+            number,
+            volume: Uuid(source.bytes16()),
+            since: Serial(source.u64()),
+            first_block: source.number() >> 16,
+            blocks: count.max(1) as u32,
+        }
+        .encode(agreed),
+        _ => Blocks {
+            number,
+            sums: (0..count).map(|_| source.u32()).collect(),
+        }
+        .encode(agreed),
+    }
+}
+
+/// What was parsed, written again.
+fn parse_read(header: &Header, body: &[u8], agreed: u16) -> Option<Vec<u8>> {
+    if let Ok(read) = Read::parse(header, body) {
+        assert!((1..=BLOCKS_MAX as u32).contains(&read.blocks));
+        return Some(read.encode(agreed));
+    }
+    let blocks = Blocks::parse(header, body).ok()?;
+    assert_eq!(blocks.payload_bytes(), header.numbers.payload_bytes);
+    Some(blocks.encode(agreed))
 }
 
 fn batch(source: &mut Source) -> Batch {

@@ -68,6 +68,7 @@ impl Files {
             Device::Base(volume, file) => self.volumes.get(&volume)?.base(file),
             Device::Ledger(volume) => self.volumes.get(&volume)?.ledger.as_ref(),
             Device::Journal(volume) => self.volumes.get(&volume)?.journal.as_ref(),
+            Device::Former(_) => None,
         }
     }
 
@@ -83,7 +84,9 @@ impl Files {
         let (volume, ledger) = match device {
             Device::Ledger(volume) => (volume, true),
             Device::Journal(volume) => (volume, false),
-            Device::Cache | Device::Origin(_) | Device::Base(..) => return Err(IoError::Failed),
+            Device::Cache | Device::Origin(_) | Device::Base(..) | Device::Former(_) => {
+                return Err(IoError::Failed);
+            }
         };
         let open = self.volumes.get_mut(&volume).ok_or(IoError::Failed)?;
         if open.origin.read_only() {
@@ -117,7 +120,7 @@ impl Files {
         let removed = match device {
             Device::Journal(volume) => self.cut_journal(volume),
             Device::Ledger(volume) => self.remove_sides(volume),
-            Device::Cache | Device::Origin(_) | Device::Base(..) => {
+            Device::Cache | Device::Origin(_) | Device::Base(..) | Device::Former(_) => {
                 panic!("{device:?} is never removed")
             }
         };
@@ -282,7 +285,9 @@ pub fn stat_of_export(size_bytes: u64) -> Stat {
 fn missing(device: Device) -> Result<(), IoError> {
     match device {
         Device::Ledger(_) | Device::Journal(_) => Ok(()),
-        Device::Cache | Device::Origin(_) | Device::Base(..) => Err(IoError::Failed),
+        Device::Cache | Device::Origin(_) | Device::Base(..) | Device::Former(_) => {
+            Err(IoError::Failed)
+        }
     }
 }
 

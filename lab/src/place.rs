@@ -23,7 +23,15 @@ pub struct Directory(PathBuf);
 impl Directory {
     fn new(parent: &Path) -> Result<Directory> {
         sweep(parent);
-        let path = parent.join(format!("{PREFIX}{}", std::process::id()));
+        Directory::made(parent, &format!("{PREFIX}{}", std::process::id()))
+    }
+
+    fn inner(&self, name: &str) -> Result<Directory> {
+        Directory::made(&self.0, name)
+    }
+
+    fn made(parent: &Path, name: &str) -> Result<Directory> {
+        let path = parent.join(name);
         let made = fs::create_dir(&path);
         made.map_err(|error| {
             Error::failed(format!(
@@ -83,6 +91,15 @@ impl Place {
         Ok(Place {
             disk: Directory::new(parent)?,
             memory,
+        })
+    }
+
+    /// A place inside of this one, which goes away before it.
+    pub fn part(&self, name: &str) -> Result<Place> {
+        let memory = self.memory.as_ref();
+        Ok(Place {
+            disk: self.disk.inner(name)?,
+            memory: memory.map(|memory| memory.inner(name)).transpose()?,
         })
     }
 

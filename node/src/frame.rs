@@ -6,8 +6,8 @@
 //! bytes; what was parsed is written again as the same bytes, but for a `Hello` of a later version.
 //! A `Hello` always has version [`HELLO_VERSION`], so that hosts of all versions can read it; from
 //! then on both sides use the lower of their highest versions. Deliberately absent: the bodies of
-//! [`Frame::Unit`] and of batches ([`crate::batch`]), which are about volumes, and encryption. The
-//! numbers of a batch are zero in all other frames.
+//! [`Frame::Unit`], of batches ([`crate::batch`]) and of reads ([`crate::reads`]), which are about
+//! volumes, and encryption. The numbers of a batch are zero in all other frames.
 //!
 //! ```text
 //!  0 magic (8)        8 version (2)     10 kind (2)        12 header checksum (4)
@@ -44,6 +44,8 @@ pub const BLOB_BYTES_MAX: usize = 4096;
 pub const SECRET_BYTES: usize = 16;
 /// Of a `Hello`: the connection is for batches, and answers to them.
 pub const FEATURE_DATA: u64 = 1;
+/// And reads of clean blocks are taken on it.
+pub const FEATURE_READS: u64 = 2;
 
 const CHECKSUM_AT: usize = 12;
 const BATCH_AT: usize = 32;
@@ -96,10 +98,13 @@ pub enum Kind {
     Answer = 10,
     /// Writes for a copy; see [`crate::batch`].
     Batch = 11,
+    /// A read of clean blocks, and its answer; see [`crate::reads`].
+    Read = 12,
+    Blocks = 13,
 }
 
 impl Kind {
-    const ALL: [Kind; 11] = [
+    const ALL: [Kind; 13] = [
         Kind::Hello,
         Kind::Ping,
         Kind::Pong,
@@ -111,6 +116,8 @@ impl Kind {
         Kind::Ask,
         Kind::Answer,
         Kind::Batch,
+        Kind::Read,
+        Kind::Blocks,
     ];
 
     fn parse(number: u16) -> Result<Kind, FrameError> {
@@ -191,10 +198,11 @@ impl Header {
         let payload_bytes = numbers.payload_bytes;
         let whole = payload_bytes.is_multiple_of(SECTOR_BYTES as usize)
             && payload_bytes <= PAYLOAD_BYTES_MAX;
-        if !whole || (kind != Kind::Batch && payload_bytes > 0) {
+        let carries = matches!(kind, Kind::Batch | Kind::Blocks);
+        if !whole || (!carries && payload_bytes > 0) {
             return Err(FrameError::Field("payload bytes"));
         }
-        if kind != Kind::Batch && numbers != Numbers::default() {
+        if kind != Kind::Batch && (numbers.batch, numbers.term) != (0, 0) {
             return Err(FrameError::Reserved);
         }
         Ok(Header {
@@ -459,7 +467,9 @@ impl Frame {
                 ok: from.flag("ok")?,
                 text: from.text("text", TEXT_BYTES_MAX)?,
             },
-            Kind::Batch => return Err(FrameError::Kind(kind as u16)),
+            Kind::Batch | Kind::Read | Kind::Blocks => {
+                return Err(FrameError::Kind(kind as u16));
+            }
         })
     }
 }

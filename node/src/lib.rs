@@ -25,6 +25,7 @@ pub mod frame;
 pub mod history;
 pub mod message;
 pub mod peers;
+pub mod reads;
 pub mod record;
 pub mod set;
 pub mod taker;

@@ -546,7 +546,7 @@ impl Trace {
             }
             Event::Admin { request, .. } => self.add(&[8, u64::from(request.number)]),
             Event::Tick => self.add(&[9]),
-            Event::Replicate { .. } | Event::Replicated { .. } => {
+            Event::Replicate { .. } | Event::Replicated { .. } | Event::ReadLeft { .. } => {
                 unreachable!("there are no peers")
             }
         }

@@ -55,6 +55,10 @@ const NUMBERS: &[(&str, &str)] = &[
         "8",
         "what a flush promised is at each peer that counts, and nothing else counts there",
     ),
+    (
+        "13.C16",
+        "what a host has kept clean of an image counts only as long as the image has nothing else",
+    ),
 ];
 
 const HEAD: &str = "# Rules that tests break

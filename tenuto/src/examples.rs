@@ -303,6 +303,10 @@ const LAB: &[Verb] = &[
         &["bench failover", "bench failover --rounds 5"],
     ),
     (
+        "bench migrate",
+        &["bench migrate", "bench migrate --dirty 0,1GiB --cache 4GiB"],
+    ),
+    (
         "bench images",
         &["bench images", "bench images --parts requests,destage"],
     ),

@@ -17,6 +17,7 @@
 //! left alone for a while.
 
 use super::layers::{Layers, is_base};
+use super::remote::Remote;
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::event::{Device, Op, Purpose};
 use crate::format::fill::{FillRecord, LINE_BLOCKS, RECORD_BLOCKS_MAX, Run, runs_max};
@@ -31,7 +32,7 @@ use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
 use crate::scratch::Scratch;
 use crate::slab::Slab;
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, Geometry, SegmentIndex, SegmentSeq, Time, Uuid, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, Geometry, SegmentIndex, SegmentSeq, Serial, Time, Uuid, VolumeId,
 };
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -109,6 +110,7 @@ pub struct Lines {
     /// Blocks of layers that a volume writes, read once and not kept.
     once: Ghost,
     pub layers: Layers,
+    pub remote: Remote,
     queue: VecDeque<Item>,
     queue_max: usize,
     oldest: Time,
@@ -149,6 +151,7 @@ impl Lines {
             index: LineIndex::new(index_part(bytes), geometry, config.hash_seed),
             once: Ghost::of_bytes(once_part(bytes)),
             layers: Layers::default(),
+            remote: Remote::default(),
             queue: VecDeque::new(),
             queue_max: (config.ram_blocks / 4).min(QUEUE_MAX) as usize,
             oldest: Time(0),
@@ -280,6 +283,7 @@ impl Lines {
         if is_base(layer) {
             return;
         }
+        self.remote.ends(layer);
         let Some(number) = self.layers.forget(layer) else {
             return;
         };
@@ -434,12 +438,25 @@ impl Lines {
         blocks: u64,
     ) {
         ram.invalidate(layer, first_block, blocks);
+        self.remote.was_written(layer, first_block, blocks);
         self.invalidate(layer, first_block, blocks);
+    }
+
+    /// What of this layer, which is new, is not here may be asked of the host that had its volume
+    /// before. Since that host knew the image, it has got these maps, and all behind `since` is in
+    /// them.
+    pub fn ask_former(&mut self, layer: Layer, since: Serial, maps: &[ExtentMap]) {
+        self.remote.comes(layer, since);
+        for piece in maps.iter().flat_map(|map| map.pieces_from(0)) {
+            let first = piece.span.sector / BLOCK_SECTORS;
+            self.remote.was_written(layer, first, piece.span.blocks());
+        }
     }
 
     /// A volume's own layer becomes that of a base image. What is kept of it stays. Returns its new
     /// name; `None` where it is forgotten, because that image has a layer.
     pub fn promote(&mut self, ram: &mut RamTier, own: Layer, identity: Uuid) -> Option<Layer> {
+        self.remote.ends(own);
         let base = self.layers.promote(own, identity);
         match base {
             Some(base) => ram.rename(own, base),

@@ -6,6 +6,8 @@
 
 pub mod layers;
 pub mod lines;
+pub mod remote;
+pub mod serve;
 
 pub use layers::is_base;
 pub use lines::{FoundFill, Lines, segments_max};

@@ -14,11 +14,13 @@ use super::checkpoint::Waiter;
 use super::image::of_ledger;
 use super::keep::name_of;
 use crate::adversary::{Bug, Mark, has, mark};
+use crate::clean::is_base;
 use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
 use crate::format::ledger::{LOSS_ACCEPTED, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress};
 use crate::format::record::MAX_SECTOR;
 use crate::image::{Finding, Image, Named, compare};
+use crate::map::ExtentMap;
 use crate::open::OpenError;
 use crate::origin::Map;
 use crate::outbox::{Cx, Pending};
@@ -94,14 +96,25 @@ impl Core {
         }
         volume.take(&spec);
         volume.begins(settled.unproved);
+        let known = volume.destaged();
         volume.finds_ledger(ledger.as_ref());
-        let dropped = self.drop_destaged(&mut volume);
-        let unchanged = settled.origin.filter(|_| !dropped);
+        let dropped = drop_destaged(&mut volume);
+        let unchanged = settled.origin.filter(|_| dropped.is_empty());
         know_image(&mut volume, image, spec.policy, overlay);
         policy_at_attach(&mut volume, &spec, ledger.as_ref());
         let plans = written && volume.policy == Policy::WriteBack || commits;
         volume.finds_journal(ledger.as_ref().filter(|_| left), plans);
         volume.finds_layer(self.layer_of(&volume, spec.base_layer, unchanged));
+        self.lines.comes_back(volume.uuid());
+        // Only destages of this host change its image from here on.
+        let knows = volume.policy == Policy::WriteBack && !volume.is_read_only();
+        let knows = knows && !volume.is_unproved() && !is_base(volume.layer());
+        if settled.former && knows {
+            self.lines.ask_former(volume.layer(), known, &dropped);
+        }
+        dropped
+            .into_iter()
+            .for_each(|map| self.extents.free_later(map));
         if let Some((base, map)) = map {
             volume.open_map(self.maps.open(base, map));
         }
@@ -215,21 +228,6 @@ impl Core {
         }
         let new = self.given.take_layer();
         kept.unwrap_or(new)
-    }
-
-    /// What is at the origin by now is clean. Whether there was any.
-    fn drop_destaged(&mut self, volume: &mut Volume) -> bool {
-        let before = volume.epochs.len();
-        while volume
-            .epochs
-            .front()
-            .is_some_and(|epoch| epoch.last_serial <= volume.destaged())
-        {
-            mark(Mark::ReachedMeanwhile);
-            let epoch = volume.epochs.pop_front().expect("just seen");
-            self.extents.free_later(epoch.map);
-        }
-        volume.epochs.len() < before
     }
 
     fn check_spec(&self, id: VolumeId, spec: &VolumeSpec) -> Result<(), OpenError> {
@@ -661,6 +659,20 @@ fn policy_at_attach(volume: &mut Volume, spec: &VolumeSpec, ledger: Option<&Ledg
         spec.policy
     };
     volume.logged_policy = volume.policy;
+}
+
+/// What is at the origin by now is clean.
+fn drop_destaged(volume: &mut Volume) -> Vec<ExtentMap> {
+    let mut dropped = Vec::new();
+    while volume
+        .epochs
+        .front()
+        .is_some_and(|epoch| epoch.last_serial <= volume.destaged())
+    {
+        mark(Mark::ReachedMeanwhile);
+        dropped.extend(volume.epochs.pop_front().map(|epoch| epoch.map));
+    }
+    dropped
 }
 
 /// A map, and under which name volumes share it: the base that they stand on. One that is written

@@ -24,6 +24,8 @@ use core::ops::Range;
 #[derive(Clone, Copy)]
 enum Source {
     Origin(VolumeId),
+    /// The host that had the volume before; its origin, where that has not all of them.
+    Former(VolumeId),
     /// Blocks of the log in a row. Their segment is pinned.
     Device {
         base: u32,
@@ -65,9 +67,18 @@ impl Fill {
     /// The volume whose origin is read.
     pub(super) fn origin(&self) -> Option<VolumeId> {
         match self.source {
-            Source::Origin(volume) => Some(volume),
+            Source::Origin(volume) | Source::Former(volume) => Some(volume),
             Source::Device { .. } => None,
         }
+    }
+
+    /// The places of its blocks.
+    fn slices(&self) -> Vec<Slice> {
+        let slice = |&slot: &u32| Slice {
+            place: RamTier::place(slot),
+            bytes: BLOCK_BYTES,
+        };
+        self.slots.iter().map(slice).collect()
     }
 
     /// The block behind the last one.
@@ -154,7 +165,7 @@ impl Core {
         blocks: Range<u64>,
         extents: Vec<Extent>,
     ) {
-        let source = Source::Origin(self.reading.read(read).volume);
+        let volume = self.reading.read(read).volume;
         let mut rest = extents;
         let mut block = blocks.start;
         while block < blocks.end {
@@ -176,6 +187,10 @@ impl Core {
                 None => {
                     let known = (layer, run, extents);
                     let (run, extents) = self.with_cluster(cx.now, read, known);
+                    let source = match self.lines.remote.may_ask(layer, &run) {
+                        true => Source::Former(volume),
+                        false => Source::Origin(volume),
+                    };
                     self.start_fill(cx, (read, wanted), source, layer, run, extents);
                 }
             }
@@ -367,17 +382,26 @@ impl Core {
     fn issue(&mut self, cx: &mut Cx<'_>, id: u32) {
         match self.reading.fill(id).source {
             Source::Origin(_) => self.issue_fill(cx, id),
+            Source::Former(volume) => {
+                let at = self.reading.fill(id).first_block * BLOCK_BYTES;
+                let (pending, purpose) = (Pending::FormerRead { fill: id }, Purpose::GuestRead);
+                let slices = self.reading.fill(id).slices();
+                cx.transfer(
+                    pending,
+                    purpose,
+                    Device::Former(volume),
+                    Op::Read,
+                    at,
+                    slices,
+                );
+            }
             Source::Device { base, .. } => self.issue_line_read(cx, id, base),
         }
     }
 
     fn issue_line_read(&mut self, cx: &mut Cx<'_>, id: u32, base: u32) {
         let fill = self.reading.fill(id);
-        let slice = |&slot: &u32| Slice {
-            place: RamTier::place(slot),
-            bytes: BLOCK_BYTES,
-        };
-        let slices: Vec<Slice> = fill.slots.iter().map(slice).collect();
+        let slices = fill.slices();
         let asker = fill.waiters.first().map(|(read, _)| *read);
         let bytes = slices.len() as u64 * BLOCK_BYTES;
         if let Some(read) = asker {
@@ -536,6 +560,32 @@ impl Core {
         }
     }
 
+    /// The host that had the volume before has given all blocks of a fill; else they come from the
+    /// origin.
+    pub(super) fn former_read(&mut self, cx: &mut Cx<'_>, id: u32, ok: bool) {
+        let fill = self.reading.fill(id);
+        let Source::Former(volume) = fill.source else {
+            unreachable!("only such fills ask another host");
+        };
+        let (layer, asked) = (fill.layer, fill.slots.len() as u32);
+        let missing = if ok { 0 } else { asked };
+        self.lines.remote.answered(layer, asked, missing);
+        if ok {
+            mark(Mark::RemoteRead);
+            let fill = self.reading.end_fill(id);
+            let reads = &mut self.volume(volume).counters.reads;
+            reads.remote_bytes += u64::from(asked) * BLOCK_BYTES;
+            self.hand_out(cx, fill, true);
+        } else {
+            self.reading.fill(id).source = Source::Origin(volume);
+            match self.volume(volume).is_unreadable() {
+                true => self.hold_fill(volume, id),
+                false => self.issue_fill(cx, id),
+            }
+        }
+        self.touch_if_awaited(volume);
+    }
+
     pub(super) fn filled(
         &mut self,
         cx: &mut Cx<'_>,
@@ -604,18 +654,20 @@ impl Core {
             match fill.source {
                 _ if !guests => {}
                 Source::Origin(_) => reads.origin += 1,
+                Source::Former(_) => reads.remote += 1,
                 Source::Device { .. } => reads.ssd_hits += 1,
             }
         }
         let onward = match fill.source {
-            Source::Origin(volume) => Some(Some(volume)),
+            Source::Origin(volume) | Source::Former(volume) => Some(Some(volume)),
             Source::Device { again, .. } => again.then_some(None),
         };
         let first_time = match fill.source {
             Source::Origin(volume) if !is_base(fill.layer) => {
                 self.volume(volume).tuning().admission == Admission::All
             }
-            Source::Origin(_) | Source::Device { .. } => true,
+            // What another host has kept was worth it there.
+            Source::Origin(_) | Source::Former(_) | Source::Device { .. } => true,
         };
         let (layer, seed) = (fill.layer, self.config.hash_seed);
         let blocks = fill.first_block..;

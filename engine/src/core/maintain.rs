@@ -285,6 +285,7 @@ impl Core {
         self.look_at_cache(cx);
         self.look_at_origins(cx);
         self.turns.look(cx.now);
+        self.lines.forget_old(cx.now);
         self.retry_bad_reads(cx);
         self.ask_peers_for_room();
         self.move_joins(super::join::EXTENTS_PER_LOOK);

@@ -68,6 +68,7 @@ pub fn checkpoint_writer(sequence: u64) -> checkpoint::CheckpointWriter {
     checkpoint::CheckpointWriter::after(sequence)
 }
 
+use crate::clean::serve::Asked;
 use crate::clean::{FoundFill, Lines, is_base};
 use crate::event::{Command, Event, IoError, Refusal, Stat};
 use crate::fetch::{Fetched, Fetches, Owner, Want};
@@ -208,8 +209,7 @@ impl Core {
                 fua,
                 tag,
             } => {
-                let data = (buffer, tag);
-                self.write(cx, volume, request, (sector, sectors), data, fua);
+                self.write(cx, volume, request, (sector, sectors), (buffer, tag), fua);
             }
             Event::Flush { volume, request } => self.flush(cx, volume, request),
             Event::Discard {
@@ -235,9 +235,7 @@ impl Core {
             } => {
                 self.zero(cx, volume, request, (sector, sectors), fua, allocate);
             }
-            Event::Disconnect { connection } => {
-                self.drop_waiting(cx, connection);
-            }
+            Event::Disconnect { connection } => self.drop_waiting(cx, connection),
             Event::Replicate {
                 volume,
                 request,
@@ -249,6 +247,10 @@ impl Core {
                 number,
                 credit,
             } => self.replicated(cx, volume, peer, (number, credit)),
+            event @ Event::ReadLeft { .. } => {
+                self.lines
+                    .serve(cx, (&mut self.ram, &mut self.log), Asked::of(event));
+            }
             Event::Zeroed { volume, bytes } => self.zeroed(volume, bytes),
             Event::Done { io, result, stat } => self.done(cx, io, result, stat),
             Event::Admin { request, command } => self.command(cx, request, command),
@@ -353,6 +355,10 @@ impl Core {
             }
             Pending::Fill { fill } => self.filled(cx, fill, result, started),
             Pending::LineRead { fill } => self.line_read(cx, fill, ok),
+            Pending::FormerRead { fill } => self.former_read(cx, fill, ok),
+            Pending::Serve { serving, row } => {
+                self.lines.served(cx, &mut self.log, (serving, row), ok);
+            }
             Pending::FillBatch { batch } => self.batch_done(cx.now, batch, ok),
             Pending::OriginRead { read, part } => {
                 self.origin_read_done(cx, read, part, result, started);

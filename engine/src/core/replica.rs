@@ -250,7 +250,8 @@ impl Core {
         }
         self.checkpoint.forget(OfCheckpoint::Resize(id));
         let volume = self.volumes.take(id).expect("just seen");
-        self.lines.forget_layer(volume.layer());
+        let left = (volume.layer(), volume.destaged());
+        self.lines.leave(cx.now, volume.uuid(), left);
         self.turns.forget(id);
         self.shares.forget(id);
         self.volumes.put(id, volume.retired(name, term));

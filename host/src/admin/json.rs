@@ -374,6 +374,8 @@ fn counters(view: &View, volume: &VolumeSnapshot) -> Value {
             "ram_hits": counters.reads.ram_hits,
             "ssd_hits": counters.reads.ssd_hits,
             "origin": counters.reads.origin,
+            "remote": counters.reads.remote,
+            "remote_bytes": counters.reads.remote_bytes,
         },
         "writes": {
             "requests": counters.writes.requests,

@@ -48,6 +48,12 @@ const VOLUME_METRICS: &[Metric] = &[
         "Reads that went to the origin.",
         |v| v.counters.reads.origin,
     ),
+    (
+        "read_remote_total",
+        "counter",
+        "Reads served by the host that had the volume before.",
+        |v| v.counters.reads.remote,
+    ),
     ("writes_total", "counter", "Write requests.", |v| {
         v.counters.writes.requests
     }),

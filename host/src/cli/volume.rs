@@ -468,7 +468,7 @@ fn serials_text(volume: &Value) -> String {
 fn traffic(volume: &Value) -> Vec<(&'static str, String)> {
     let (reads, writes) = (&volume["reads"], &volume["writes"]);
     let origin = &volume["origin"];
-    let read = format!(
+    let mut read = format!(
         "{} ({}): {} from RAM, {} from SSD, {} from the origin",
         reads["requests"],
         bytes(&reads["bytes"]),
@@ -476,6 +476,10 @@ fn traffic(volume: &Value) -> Vec<(&'static str, String)> {
         reads["ssd_hits"],
         reads["origin"]
     );
+    if reads["remote"].as_u64().is_some_and(|count| count > 0) {
+        let came = bytes(&reads["remote_bytes"]);
+        read += &format!(", {} from the host before ({came})", reads["remote"]);
+    }
     let written = format!(
         "{} ({}), {} overwritten before destage, {} flushes",
         writes["requests"],

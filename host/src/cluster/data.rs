@@ -1,8 +1,10 @@
-//! Batches between two hosts: connections of their own, on a thread of their own.
+//! Batches, and reads of clean blocks, between two hosts: connections of their own, on a thread of
+//! their own.
 //!
 //! ```text
 //! sender ── Hello (data) ─▶ receiver ── Hello ─▶ sender
 //! sender ── Batch, payload ─▶ receiver: sink          receiver ── Ack · Failed ─▶ sender: sink
+//! sender ── Read ─▶ receiver: sink                    receiver ── Blocks, payload ─▶ sender: sink
 //! ```
 //! A host that sends makes the connection, at the addresses and with the certificates of links. The
 //! thread of links lets it in, as any caller, and then hands it on, with its keys.
@@ -19,8 +21,9 @@ use super::wire::{self, Ended, Movable};
 use engine::event::Credit;
 use engine::types::Uuid;
 use node::batch::Batch;
-use node::frame::{FEATURE_DATA, Frame, VERSION_MAX};
+use node::frame::{FEATURE_DATA, FEATURE_READS, Frame, VERSION_MAX};
 use node::message::{Body, Message};
+use node::reads::{Blocks, Read};
 use rustls::ClientConfig;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -33,8 +36,10 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::server::TlsStream;
 
-/// Batches that wait to leave for one host.
-const BATCHES_MAX: usize = 256;
+/// Reads of one host that have not been answered.
+pub const READS_MAX: usize = 32;
+/// Batches and reads that wait to leave for one host.
+const BATCHES_MAX: usize = 256 + READS_MAX;
 /// Answers that wait to leave for one host; no more batches of it are held.
 const ANSWERS_MAX: usize = ROOM_KIB / BATCH_KIB_MIN;
 /// What is held of the batches of one host, and what a small one counts.
@@ -49,6 +54,10 @@ const WITHOUT_LINK_MAX: u32 = 3;
 pub trait Outlet: Send + Sync {
     /// Takes a frame, with what follows it. False: it goes nowhere, nor does any other one.
     fn send(&self, frame: Vec<u8>) -> bool;
+    /// Whether the other end is known to take reads.
+    fn takes_reads(&self) -> bool {
+        false
+    }
 }
 
 /// Who takes what other hosts send. Called by one thread, which must not be made to wait: it stops
@@ -58,6 +67,10 @@ pub trait DataSink: Send + Sync {
     fn batch(&self, from: Uuid, batch: Batch, payload: Vec<u8>, back: Arc<dyn Outlet>);
     /// A copy there has all batches of this session up to this number, and takes this much.
     fn ack(&self, from: Uuid, copy: Uuid, session: Uuid, number: u64, credit: Credit);
+    /// A host asks for clean blocks of a volume that went there. Answers as to a batch.
+    fn read(&self, from: Uuid, read: Read, back: Arc<dyn Outlet>);
+    /// Clean blocks of a volume that came from there, with their bytes.
+    fn blocks(&self, from: Uuid, blocks: Blocks, payload: Vec<u8>);
 }
 
 /// All connections for data.
@@ -85,6 +98,8 @@ struct Queue {
     frames: mpsc::Sender<Vec<u8>>,
     ended: AtomicBool,
     close: Notify,
+    /// The other end has said that it takes reads.
+    reads: AtomicBool,
 }
 
 impl Queue {
@@ -94,6 +109,7 @@ impl Queue {
             frames,
             ended: AtomicBool::new(false),
             close: Notify::new(),
+            reads: AtomicBool::new(false),
         };
         (Arc::new(queue), taken)
     }
@@ -115,6 +131,10 @@ impl Outlet for Queue {
             self.end();
         }
         sent
+    }
+
+    fn takes_reads(&self) -> bool {
+        self.reads.load(Ordering::Relaxed)
     }
 }
 
@@ -237,7 +257,8 @@ impl Data {
                 return greeting::close_with(&mut stream, &Frame::Refused { why }).await;
             }
         };
-        let hello = self.shared.hello(FEATURE_DATA).encode(version);
+        let features = FEATURE_DATA | FEATURE_READS;
+        let hello = self.shared.hello(features).encode(version);
         if wire::write_soon(&mut stream, &hello).await.is_err() {
             return;
         }
@@ -272,7 +293,12 @@ impl Data {
     }
 
     /// Makes a connection and sends what is queued; says why that is over.
-    async fn send_all_to(&self, host: Uuid, queue: mpsc::Receiver<Vec<u8>>) -> String {
+    async fn send_all_to(
+        &self,
+        host: Uuid,
+        queue: &Queue,
+        frames: mpsc::Receiver<Vec<u8>>,
+    ) -> String {
         let mut why = "no address is known".to_owned();
         for address in self.shared.addresses(host) {
             let mut stream = match wire::call(address, host, self.client.clone()).await {
@@ -292,10 +318,12 @@ impl Data {
                     if !greeting::is_for_data(&hello) || version != VERSION_MAX {
                         return format!("{address}: does not take batches of this version");
                     }
+                    let reads = hello.features & FEATURE_READS != 0;
+                    queue.reads.store(reads, Ordering::Relaxed);
                     let (reader, writer) = split(stream);
                     return tokio::select! {
                         why = self.hear_answers(reader, version, host) => why,
-                        ended = send_all(writer, queue) => ended.to_string(),
+                        ended = send_all(writer, frames) => ended.to_string(),
                     };
                 }
                 Err(Unwelcome::Ended(ended)) => why = format!("{address}: {ended}"),
@@ -315,8 +343,8 @@ impl Data {
         host: Uuid,
     ) -> String {
         loop {
-            let frame = match wire::read(&mut reader, version).await {
-                Ok(frame) => frame,
+            let answer = match wire::read_answer(&mut reader, version).await {
+                Ok(answer) => answer,
                 Err(ended) => {
                     if matches!(ended, Ended::Frame(_)) {
                         Refused::add(&self.shared.refused.frames);
@@ -324,10 +352,24 @@ impl Data {
                     return ended.to_string();
                 }
             };
+            let frame = match answer {
+                wire::Answer::Frame(frame) => frame,
+                wire::Answer::Blocks(blocks) => {
+                    let payload = wire::read_bytes(&mut reader, blocks.payload_bytes()).await;
+                    let payload = match payload {
+                        Ok(payload) => payload,
+                        Err(ended) => return ended.to_string(),
+                    };
+                    if let Some(sink) = self.sink.get() {
+                        sink.blocks(host, blocks, payload);
+                    }
+                    continue;
+                }
+            };
             if let Frame::Refused { why } = frame {
                 return why;
             }
-            match answer(&frame) {
+            match answer_of(&frame) {
                 Some(Body::Ack {
                     copy,
                     session,
@@ -350,7 +392,7 @@ impl Data {
 }
 
 /// What a receiver says of a batch.
-fn answer(frame: &Frame) -> Option<Body> {
+fn answer_of(frame: &Frame) -> Option<Body> {
     let Frame::Unit(bytes) = frame else {
         return None;
     };
@@ -378,7 +420,7 @@ pub fn batch_frame(batch: &Batch) -> Vec<u8> {
 /// From the first batch for a host until its end was told.
 async fn send_to(data: Arc<Data>, host: Uuid, queue: Arc<Queue>, frames: mpsc::Receiver<Vec<u8>>) {
     let why = tokio::select! {
-        why = data.send_all_to(host, frames) => why,
+        why = data.send_all_to(host, &queue, frames) => why,
         () = queue.close.notified() => "it takes nothing, or is gone".into(),
     };
     tracing::debug!("cluster: batches to {host} end: {why}");
@@ -400,14 +442,28 @@ async fn take_batches(
     room: Arc<Semaphore>,
 ) -> Ended {
     loop {
-        let batch = match wire::read_batch(&mut reader, version).await {
-            Ok(batch) => batch,
+        let data = match wire::read_data(&mut reader, version).await {
+            Ok(data) => data,
             Err(ended) => return ended,
         };
-        let bytes = batch.payload_bytes();
+        let bytes = match &data {
+            wire::Data::Batch(batch) => batch.payload_bytes(),
+            wire::Data::Read(_) => 0,
+        };
         let held = bytes.div_ceil(1024).max(BATCH_KIB_MIN) as u32;
         let held = room.clone().acquire_many_owned(held).await;
         let held = held.expect("a room is never closed");
+        let batch = match data {
+            wire::Data::Batch(batch) => batch,
+            wire::Data::Read(read) => {
+                let back = Answer {
+                    queue: queue.clone(),
+                    _room: held,
+                };
+                sink.read(host, read, Arc::new(back));
+                continue;
+            }
+        };
         let payload = match wire::read_bytes(&mut reader, bytes).await {
             Ok(payload) => payload,
             Err(ended) => return ended,

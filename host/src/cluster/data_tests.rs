@@ -1,7 +1,7 @@
 //! Batches between two daemons' links in one process, and what others send instead of them.
 
 use super::certificates::{self, Authority, Credentials, fresh_key};
-use super::data::{DataSink, Outlet, answer_frame, batch_frame};
+use super::data::{DataSink, Outlet, READS_MAX, answer_frame, batch_frame};
 use super::identity::{self, Identity};
 use super::member::fresh_id;
 use super::tests::{PATIENCE, Place, next};
@@ -13,9 +13,10 @@ use engine::format::record::EntryKind;
 use engine::types::{Serial, Span, Uuid};
 use node::batch::{Batch, Part};
 use node::frame::{
-    FEATURE_DATA, Frame, HELLO_VERSION, Hello, PAYLOAD_BYTES_MAX, Ping, VERSION_MAX,
+    FEATURE_DATA, FEATURE_READS, Frame, HELLO_VERSION, Hello, PAYLOAD_BYTES_MAX, Ping, VERSION_MAX,
 };
 use node::message::Body;
+use node::reads::{BLOCKS_MAX, Blocks, Read};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -41,7 +42,11 @@ struct Came {
 struct Sink {
     batches: Sender<Came>,
     acks: Sender<(Uuid, Uuid, Uuid, u64)>,
+    reads: Sender<Asked>,
+    blocks: Sender<(Uuid, Blocks, Vec<u8>)>,
 }
+
+type Asked = (Uuid, Read, Arc<dyn Outlet>);
 
 impl DataSink for Sink {
     fn batch(&self, from: Uuid, batch: Batch, payload: Vec<u8>, back: Arc<dyn Outlet>) {
@@ -57,6 +62,14 @@ impl DataSink for Sink {
     fn ack(&self, from: Uuid, copy: Uuid, session: Uuid, number: u64, _: Credit) {
         let _ = self.acks.send((from, copy, session, number));
     }
+
+    fn read(&self, from: Uuid, read: Read, back: Arc<dyn Outlet>) {
+        let _ = self.reads.send((from, read, back));
+    }
+
+    fn blocks(&self, from: Uuid, blocks: Blocks, payload: Vec<u8>) {
+        let _ = self.blocks.send((from, blocks, payload));
+    }
 }
 
 /// A host with its links.
@@ -67,6 +80,8 @@ struct Node {
     events: Receiver<LinkEvent>,
     batches: Receiver<Came>,
     acks: Receiver<(Uuid, Uuid, Uuid, u64)>,
+    reads: Receiver<Asked>,
+    blocks: Receiver<(Uuid, Blocks, Vec<u8>)>,
 }
 
 impl Node {
@@ -74,9 +89,13 @@ impl Node {
         let (links, events) = place.start(boot);
         let (batches_sender, batches) = channel();
         let (acks_sender, acks) = channel();
+        let (reads_sender, reads) = channel();
+        let (blocks_sender, blocks) = channel();
         links.set_sink(Arc::new(Sink {
             batches: batches_sender,
             acks: acks_sender,
+            reads: reads_sender,
+            blocks: blocks_sender,
         }));
         let id = links.own().id;
         Node {
@@ -86,6 +105,8 @@ impl Node {
             events,
             batches,
             acks,
+            reads,
+            blocks,
         }
     }
 
@@ -225,6 +246,44 @@ fn batches_and_their_answers_pass_between_two_hosts() {
 }
 
 #[test]
+fn reads_and_their_blocks_pass_beside_batches() {
+    let (a, b) = pair();
+    let outlet = a.links.outlet(b.id);
+    let start = Instant::now();
+    while !outlet.takes_reads() {
+        assert!(start.elapsed() < PATIENCE, "the other host takes reads");
+        std::thread::yield_now();
+    }
+    let read = |number: u64, blocks: u32| Read {
+        number,
+        volume: COPY,
+        since: Serial(4),
+        first_block: 9,
+        blocks,
+    };
+    for (number, count) in [(1, 1), (2, BLOCKS_MAX as u32), (3, 0)] {
+        let read = read(number, count.max(1));
+        assert!(outlet.send(frame(number, 512)));
+        assert!(outlet.send(read.encode(VERSION_MAX)));
+        assert_eq!(b.batch().batch.number, number);
+        let (from, asked, back) = b.reads.recv_timeout(PATIENCE).expect("it comes");
+        assert_eq!((from, asked), (a.id, read));
+        let blocks = Blocks {
+            number,
+            sums: (0..count).collect(),
+        };
+        let bytes = payload(number, blocks.payload_bytes());
+        let mut answer = blocks.encode(VERSION_MAX);
+        answer.extend_from_slice(&bytes);
+        assert!(back.send(answer));
+        let heard = a.blocks.recv_timeout(PATIENCE).expect("it comes");
+        assert_eq!(heard, (b.id, blocks, bytes));
+    }
+    assert_eq!(a.links.refused(), RefusedView::default());
+    assert_eq!(b.links.refused(), RefusedView::default());
+}
+
+#[test]
 fn the_end_of_a_connection_is_told_once_and_the_next_one_is_made_anew() {
     let (a, b) = pair();
     let outlet = a.links.outlet(b.id);
@@ -268,7 +327,7 @@ fn a_sink_that_lets_nothing_go_is_sent_no_more_than_it_may_hold() {
     assert!(b.batches.recv_timeout(NOTHING).is_err(), "one too many");
     // What the sender queues has its limit as well.
     let more = (0..600).take_while(|_| outlet.send(frame(9, PAYLOAD_BYTES_MAX)));
-    assert!(more.count() < 300);
+    assert!(more.count() < 300 + READS_MAX);
     a.until_down(b.id);
     assert!(b.batches.try_recv().is_err());
     assert_eq!(b.links.refused(), RefusedView::default());
@@ -393,7 +452,8 @@ fn a_host_that_sends_something_else_or_half_a_batch_is_cut_off() {
         let mut caller = Caller::call(&a, &of_b.credentials());
         caller.send(&hello(&of_b, b.id));
         let answer = caller.hear();
-        let data = |hello: &Hello| hello.host == a.id && hello.features == FEATURE_DATA;
+        let data =
+            |hello: &Hello| hello.host == a.id && hello.features == FEATURE_DATA | FEATURE_READS;
         assert!(matches!(&answer, Some(Frame::Hello(hello)) if data(hello)));
         caller
     };

@@ -8,7 +8,8 @@ use super::certificates::server_name;
 use crate::error::cause;
 use engine::types::Uuid;
 use node::batch::Batch;
-use node::frame::{Frame, FrameError, HEADER_BYTES, Header};
+use node::frame::{Frame, FrameError, HEADER_BYTES, Header, Kind};
+use node::reads::{Blocks, Read};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::io;
@@ -52,10 +53,38 @@ pub async fn read(from: &mut (impl AsyncRead + Unpin), agreed: u16) -> Result<Fr
     Frame::parse(&header, &body).map_err(Ended::Frame)
 }
 
-/// The head of a batch, which no other frame may take the place of. Its payload follows.
-pub async fn read_batch(from: &mut (impl AsyncRead + Unpin), agreed: u16) -> Result<Batch, Ended> {
+/// What comes over a connection for batches, whose payload follows.
+pub enum Data {
+    Batch(Batch),
+    Read(Read),
+}
+
+/// The head of a batch, or a read; no other frame may take the place of these.
+pub async fn read_data(from: &mut (impl AsyncRead + Unpin), agreed: u16) -> Result<Data, Ended> {
     let (header, body) = read_body(from, agreed).await?;
-    Batch::parse(&header, &body).map_err(Ended::Frame)
+    let data = match header.kind {
+        Kind::Read => Read::parse(&header, &body).map(Data::Read),
+        _ => Batch::parse(&header, &body).map(Data::Batch),
+    };
+    data.map_err(Ended::Frame)
+}
+
+/// What answers that.
+pub enum Answer {
+    Frame(Frame),
+    Blocks(Blocks),
+}
+
+pub async fn read_answer(
+    from: &mut (impl AsyncRead + Unpin),
+    agreed: u16,
+) -> Result<Answer, Ended> {
+    let (header, body) = read_body(from, agreed).await?;
+    let answer = match header.kind {
+        Kind::Blocks => Blocks::parse(&header, &body).map(Answer::Blocks),
+        _ => Frame::parse(&header, &body).map(Answer::Frame),
+    };
+    answer.map_err(Ended::Frame)
 }
 
 /// So many bytes that are no frame.

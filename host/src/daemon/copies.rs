@@ -7,6 +7,7 @@ use super::Daemon;
 use crate::cluster::data::Outlet;
 use crate::shard::control::{CommandError, CommandReply, Handle};
 use crate::shard::copies::{Inlet, Stream};
+use crate::shard::former::Former;
 use crate::unit::Post;
 use crate::unit::logs::{InletFrom, Logs, Neighbour, StreamTo};
 use engine::event::{Command, ReplicaSpec};
@@ -120,6 +121,12 @@ impl Logs for ByShard {
 
     fn close_inlet(&self, copy: Uuid) {
         let _ = self.handle.inlet_close(copy);
+    }
+
+    fn open_former(&self, volume: VolumeId, host: Uuid) {
+        if let Some(to) = self.post.outlet(host) {
+            let _ = self.handle.former_open(Former { volume, host, to });
+        }
     }
 
     fn room(&self) -> Option<CopyRoom> {

@@ -468,7 +468,8 @@ impl Daemon {
         let mut joining = Joining::default();
         loop {
             let opened = open_settled(settings, &self.ledgers, joining);
-            let (attach, _) = self.attachment(settings, joining, opened)?;
+            let (mut attach, _) = self.attachment(settings, joining, opened)?;
+            attach.settled.former = true;
             match self.handle.prove(attach) {
                 Ok(()) => return Ok(()),
                 Err(AttachError::Open(OpenError::JournalFirst)) if !joining.journal_first => {

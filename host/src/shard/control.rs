@@ -5,6 +5,7 @@
 //! HTTP or the command line; `admin` and `daemon` build on [`Handle`].
 
 use super::copies::{Asked, Inlet, Mail, Order as CopyOrder, Stream};
+use super::former::Former;
 use super::guest::Order;
 use super::record::{self, Recorded, Taken};
 use crate::backup::live::Live;
@@ -585,6 +586,11 @@ impl<S> Handle<S> {
     /// From the return on a copy takes no batch, and none that it has taken is acknowledged.
     pub fn inlet_close(&self, copy: Uuid) -> Result<(), Stopped> {
         self.ask(|answer| Request::Copies(Asked::Order(CopyOrder::InletClose(copy), answer)))
+    }
+
+    /// From now on clean blocks of this volume may come from the host that had it before.
+    pub fn former_open(&self, former: Former) -> Result<(), Stopped> {
+        self.ask(|answer| Request::Copies(Asked::Order(CopyOrder::FormerOpen(former), answer)))
     }
 
     /// Brings the shard what other hosts send. What it is given after the shard has ended is

@@ -16,9 +16,10 @@
 //! hears of the end of its connection. Deliberately absent: connections (`cluster::data`), whether
 //! a batch follows the one before it (the engine), and which copies there are (the daemon).
 
+use super::former::{self, Former, Formers};
 use super::{Decide, Shard};
 use crate::buffer::{HostMemory, POOL_BYTES_DEFAULT};
-use crate::cluster::data::{DataSink, Outlet, answer_frame, batch_frame};
+use crate::cluster::data::{DataSink, Outlet, READS_MAX, answer_frame, batch_frame};
 use crate::ring::Waker;
 use engine::event::{self, BatchPart, Credit, Event, Refusal};
 use engine::format::record::EntryKind;
@@ -27,6 +28,7 @@ use engine::snapshot::{CopyRoom, CopySnapshot};
 use engine::types::{BufferId, ConnectionId, PeerId, RequestId, Serial, Uuid, VolumeId};
 use node::batch::{Batch, Part};
 use node::message::Body;
+use node::reads::{Blocks, Read};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
@@ -41,6 +43,8 @@ const BATCHES_MAX: usize = 1 << 16;
 const ACKS_MAX: usize = 1 << 14;
 /// Batches that one round takes, so that guests are not kept waiting.
 const BATCHES_PER_ROUND: usize = 32;
+/// Reads of other hosts that wait.
+const QUESTIONS_MAX: usize = 256;
 
 /// Where the batches of a volume for a peer go.
 pub struct Stream {
@@ -71,6 +75,7 @@ pub(super) enum Order {
     StreamClose(VolumeId, PeerId),
     InletOpen(Inlet),
     InletClose(Uuid),
+    FormerOpen(Former),
 }
 
 /// The same with who waits for it, and what is asked of the log for copies.
@@ -111,6 +116,9 @@ struct Letters {
     closed: bool,
     batches: VecDeque<Came>,
     acks: Acks,
+    reads: VecDeque<(Read, Arc<dyn Outlet>)>,
+    /// With the host that has sent them.
+    blocks: VecDeque<(Uuid, Blocks, Vec<u8>)>,
 }
 
 /// By copy and session: the last batch that is there, and what the copy takes.
@@ -126,21 +134,29 @@ impl Mail {
         self.letters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All acknowledgments, and the first batches. Wakes the shard once more if there are others.
-    fn take(&self) -> (Vec<Came>, Acks) {
+    /// All of them, but only the first batches. Wakes the shard once more if there are others.
+    fn take(&self) -> Letters {
         let mut letters = self.letters();
         let count = letters.batches.len().min(BATCHES_PER_ROUND);
         let batches = letters.batches.drain(..count).collect();
         if !letters.batches.is_empty() {
             self.waker.wake();
         }
-        (batches, std::mem::take(&mut letters.acks))
+        Letters {
+            closed: letters.closed,
+            batches,
+            acks: std::mem::take(&mut letters.acks),
+            reads: std::mem::take(&mut letters.reads),
+            blocks: std::mem::take(&mut letters.blocks),
+        }
     }
 
     fn close(&self) {
         let mut letters = self.letters();
         letters.closed = true;
-        let left = std::mem::take(&mut letters.batches);
+        let closed = true;
+        let left = std::mem::take(&mut *letters);
+        letters.closed = closed;
         drop(letters);
         drop(left);
     }
@@ -181,6 +197,28 @@ impl DataSink for Mail {
         drop(letters);
         self.waker.wake();
     }
+
+    fn read(&self, _from: Uuid, read: Read, back: Arc<dyn Outlet>) {
+        let mut letters = self.letters();
+        if letters.closed || letters.reads.len() >= QUESTIONS_MAX {
+            drop(letters);
+            return former::refuse(&read, &*back);
+        }
+        letters.reads.push_back((read, back));
+        drop(letters);
+        self.waker.wake();
+    }
+
+    fn blocks(&self, from: Uuid, blocks: Blocks, payload: Vec<u8>) {
+        let mut letters = self.letters();
+        // More than was asked for is dropped, and what was asked for is late then.
+        if letters.closed || letters.blocks.len() >= READS_MAX {
+            return;
+        }
+        letters.blocks.push_back((from, blocks, payload));
+        drop(letters);
+        self.waker.wake();
+    }
 }
 
 /// A stream that is open.
@@ -218,6 +256,7 @@ pub(super) struct Copies {
     running: BTreeMap<u32, Running>,
     next: u32,
     buffer_bytes: u64,
+    pub formers: Formers,
 }
 
 impl Drop for Copies {
@@ -238,6 +277,7 @@ impl Copies {
             running: BTreeMap::new(),
             next: 0,
             buffer_bytes: 0,
+            formers: Formers::default(),
         }
     }
 
@@ -265,6 +305,7 @@ impl Copies {
             Order::InletClose(copy) => {
                 self.inlets.remove(&copy);
             }
+            Order::FormerOpen(former) => self.formers.open(former),
         }
     }
 
@@ -276,6 +317,7 @@ impl Copies {
 
     /// The engine does not know this volume any more.
     pub fn forget(&mut self, volume: VolumeId) {
+        self.formers.forget(volume);
         self.streams.retain(|(of, _), _| *of != volume);
         self.ends.retain(|_, (of, _)| *of != volume);
         self.inlets.retain(|_, (_, inlet)| inlet.volume != volume);
@@ -349,7 +391,24 @@ impl<E: Decide> Shard<E> {
 
     /// Looks into the mail.
     pub(super) fn take_mail(&mut self) {
-        let (batches, acks) = self.copies.mail.take();
+        let Letters {
+            batches,
+            acks,
+            reads,
+            blocks,
+            ..
+        } = self.copies.mail.take();
+        for answer in blocks {
+            let answered = self.copies.formers.answered(&mut self.memory, answer);
+            if let Some((io, good, alarm)) = answered {
+                self.timers.cancel(alarm);
+                self.done.push_back(former::ended(&io, good));
+            }
+        }
+        for read in reads {
+            let event = self.copies.formers.serve(&mut self.memory, read);
+            event.into_iter().for_each(|event| self.feed(event));
+        }
         for ((copy, session), (number, credit)) in acks {
             if let Some((volume, peer)) = self.copies.acknowledged(copy, session, number) {
                 self.feed(Event::Replicated {

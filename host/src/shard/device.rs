@@ -6,7 +6,7 @@
 //! absent: what a request is for, beyond the marks of the kill drill.
 
 use super::worker::{Job, LATE_MILLIS, Lane, Outcome, Owner, Word, Work};
-use super::{Alarm, Decide, Shard, tag};
+use super::{Alarm, Decide, Shard, former, tag};
 use crate::buffer::{Arena, HostMemory};
 use crate::drill;
 use crate::marks::{self, Phase};
@@ -71,9 +71,8 @@ pub(super) type Ending = (Result<(), IoError>, Option<Stat>);
 pub(super) fn owner(device: Device) -> Lane {
     match device {
         Device::Cache => None,
-        Device::Origin(id) | Device::Base(id, _) | Device::Journal(id) | Device::Ledger(id) => {
-            Some(id)
-        }
+        Device::Origin(id) | Device::Base(id, _) | Device::Former(id) => Some(id),
+        Device::Journal(id) | Device::Ledger(id) => Some(id),
     }
 }
 
@@ -100,6 +99,13 @@ impl<E: Decide> Shard<E> {
             (io.device, io.op)
         {
             self.backups.written(volume);
+        }
+        if let Device::Former(volume) = io.device {
+            let about = (volume, self.engine.former(volume));
+            let timers = &mut self.timers;
+            let alarm = |at, number| timers.set(at, Alarm::Former(number));
+            let back = self.copies.formers.ask(io, about, self.now, alarm);
+            return self.done.extend(back.map(|io| former::ended(&io, false)));
         }
         if self.has_remote(io.device) {
             return self.start_remote(io);
@@ -241,7 +247,7 @@ impl<E: Decide> Shard<E> {
             Op::Remove => match io.device {
                 Device::Ledger(volume) => Work::Unlink(self.beside(volume)),
                 Device::Journal(_) => Work::Truncate,
-                Device::Cache | Device::Origin(_) | Device::Base(..) => {
+                Device::Cache | Device::Origin(_) | Device::Base(..) | Device::Former(_) => {
                     panic!("only what lies beside is removed")
                 }
             },

@@ -16,6 +16,7 @@ mod conn;
 pub mod control;
 pub mod copies;
 mod device;
+pub mod former;
 pub mod guest;
 mod listen;
 mod measure;
@@ -50,7 +51,10 @@ use engine::layout::Part;
 use engine::memory::Memory;
 use engine::origin::Map;
 use engine::snapshot::{CopyRoom, CopySnapshot, Snapshot};
-use engine::types::{ConnectionId, IoId, Policy, RequestId, Span as Sectors, Tag, Time, VolumeId};
+use engine::types::{
+    ConnectionId, IoId, Policy, RequestId, Serial, Span as Sectors, Tag, Time, Uuid, VolumeId,
+};
+use former::Formers;
 use guest::Guest;
 use listen::{ExportTable, Listener};
 use record::Recordings;
@@ -126,6 +130,9 @@ pub trait Decide: Send + 'static {
     /// What hosts have to know of one volume for its copies.
     fn copy(&self, volume: VolumeId) -> Option<CopySnapshot>;
     fn find(&self, name: &str) -> Option<VolumeId>;
+    /// A volume that may be read from the host that had it before, and what that host has to have
+    /// known of the image.
+    fn former(&self, volume: VolumeId) -> Option<(Uuid, Serial)>;
     /// What the owner of a copy that is kept here may send.
     fn credit(&self, volume: VolumeId) -> Option<Credit>;
     fn copy_room(&self) -> CopyRoom;
@@ -178,6 +185,10 @@ impl Decide for Engine {
 
     fn poll_action(&mut self) -> Option<Action> {
         Engine::poll_action(self)
+    }
+
+    fn former(&self, volume: VolumeId) -> Option<(Uuid, Serial)> {
+        Engine::former(self, volume)
     }
 
     fn next_deadline(&self) -> Option<Time> {
@@ -317,6 +328,8 @@ enum Alarm {
     Workers,
     /// A guest may ask for more.
     Limit(VolumeId),
+    /// Another host has not answered a read.
+    Former(u64),
     /// An orderly stop takes no longer.
     StopAnyway,
 }
@@ -598,6 +611,10 @@ impl<E: Decide> Shard<E> {
             Alarm::Starving => self.relieve(),
             Alarm::Workers => self.relieve_workers(),
             Alarm::Limit(volume) => self.end_limit(volume),
+            Alarm::Former(number) => {
+                let late = self.copies.formers.is_late(number);
+                self.done.extend(late.map(|io| former::ended(&io, false)));
+            }
             Alarm::StopAnyway => self.stop_anyway(),
         }
     }
@@ -677,6 +694,11 @@ impl<E: Decide> Shard<E> {
                 match guest::slot_of(request.connection) {
                     _ if command::is_ours(request) => self.finish_command(request, result),
                     _ if Copies::owns(request) => self.finish_batch(request, result),
+                    _ if Formers::owns(request) => {
+                        let (formers, memory) = (&mut self.copies.formers, &mut self.memory);
+                        formers.served(memory, request, result.is_ok());
+                        self.freed = true;
+                    }
                     Some(slot) => self.guest_reply(slot, request, result),
                     None => self.take_reply(request, result),
                 }

@@ -21,7 +21,7 @@ use engine::memory::{Area, Memory, Place, Slice};
 use engine::origin::Map;
 use engine::snapshot::{CacheState, Snapshot};
 use engine::types::{
-    DestageMode, IoId, PeerId, Policy, RequestId, Span, Tag, Time, Uuid, VolumeId,
+    DestageMode, IoId, PeerId, Policy, RequestId, Serial, Span, Tag, Time, Uuid, VolumeId,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
@@ -141,6 +141,10 @@ impl Decide for PassThrough {
         Ok(())
     }
 
+    fn former(&self, _: VolumeId) -> Option<(Uuid, Serial)> {
+        None
+    }
+
     fn has_allocated(&self, _: VolumeId) -> bool {
         false
     }
@@ -233,6 +237,8 @@ impl Decide for PassThrough {
                 self.order(memory, &command);
                 self.reply(request, Ok(()));
             }
+            // It has nothing left of any volume.
+            Event::ReadLeft { request, .. } => self.reply(request, Err(Refusal::Gone)),
             Event::Replicate {
                 volume,
                 request,

@@ -63,6 +63,8 @@ pub trait Logs: Send + Sync {
     fn open_inlet(&self, from: InletFrom);
     /// Nothing that comes in an earlier session is acknowledged any more.
     fn close_inlet(&self, copy: Uuid);
+    /// This host had the volume before, and may be asked for clean blocks of it.
+    fn open_former(&self, volume: VolumeId, host: Uuid);
     /// For copies of other hosts' volumes.
     fn room(&self) -> Option<CopyRoom>;
     /// Hosts that there is a link to.

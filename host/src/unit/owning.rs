@@ -90,6 +90,8 @@ pub(super) struct Owning {
     pub serving: bool,
     /// It is served with the right to write its image.
     pub drains: bool,
+    /// The host that had the right before, and has said that it lets go of the image.
+    pub former: Option<Uuid>,
     pub streams: BTreeMap<Uuid, Stream>,
     pub pending: Vec<(Member, Serial)>,
     pub refused: BTreeMap<Uuid, Instant>,
@@ -124,6 +126,7 @@ impl Owning {
             volume: None,
             serving: false,
             drains: false,
+            former: None,
             streams: BTreeMap::new(),
             pending: Vec::new(),
             refused: BTreeMap::new(),

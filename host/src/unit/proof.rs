@@ -109,6 +109,10 @@ impl Manager {
         }
         if let Some(owning) = &mut entry.owning {
             owning.drains |= proved.is_ok();
+            let volume = owning.volume.filter(|_| proved.is_ok());
+            if let (Some(volume), Some(host)) = (volume, owning.former.take()) {
+                self.logs.open_former(volume, host);
+            }
         }
         if let Some(taker) = entry.taker.take() {
             let _ = taker.send(proved);
@@ -137,6 +141,10 @@ impl Manager {
             tracing::info!(volume = %name, "volume {name}: {host} writes its image no more");
             if let Some(entry) = self.entries.get_mut(name) {
                 entry.proof = Some(WORD);
+                entry
+                    .owning
+                    .iter_mut()
+                    .for_each(|it| it.former = Some(from));
             }
             self.show(name);
         }

@@ -88,7 +88,13 @@ impl Served {
     /// Starts one with the configuration in this file, whose sockets are in `run_dir`.
     pub fn start(program: &Path, config: &Path, run_dir: &Path) -> Result<Served> {
         let mut command = command(program, Stdio::null());
-        let process = command.arg("serve").arg("--config").arg(config).spawn();
+        command.arg("serve").arg("--config").arg(config);
+        Served::running(command, run_dir)
+    }
+
+    /// The same of a command that serves.
+    pub fn running(mut command: Command, run_dir: &Path) -> Result<Served> {
+        let process = command.spawn();
         let mut served = Served {
             client: Client::new(&run_dir.join("tenuto.sock")),
             run_dir: run_dir.to_owned(),

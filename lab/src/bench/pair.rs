@@ -26,6 +26,8 @@ struct Host {
     run_dir: PathBuf,
     pid_file: PathBuf,
     listen: SocketAddr,
+    /// Of its images, where they lie on a storage network that is simulated.
+    origin_latency: Duration,
     served: Option<Served>,
 }
 
@@ -56,27 +58,45 @@ fn fence_program(place: &Place) -> Result<PathBuf> {
 impl Pair {
     /// Starts both. `sizes` are lines of the table of the cache, `volumes` the tables of volumes.
     pub fn start(place: &Place, cache_bytes: u64, sizes: &str, volumes: &str) -> Result<Pair> {
+        Pair::start_over(Duration::ZERO, place, cache_bytes, sizes, volumes)
+    }
+
+    /// The same over a storage network of this latency.
+    pub fn start_over(
+        origin_latency: Duration,
+        place: &Place,
+        cache_bytes: u64,
+        sizes: &str,
+        volumes: &str,
+    ) -> Result<Pair> {
         let fence = fence_program(place)?;
         let [first, second] = NAMES.map(|name| Host::new(place, name, cache_bytes, sizes));
         let (mut first, mut second) = (first?, second?);
+        first.origin_latency = origin_latency;
+        second.origin_latency = origin_latency;
         let vault = format!("dir:{}", place.path("vault").display());
         first.cluster(&["init", "bench", "--vault", &vault])?;
         first.finish(&fence, volumes)?;
         first.start()?;
-        let token = first
-            .served()
-            .client
-            .post("/v1/cluster/token", None, PROMPT)?;
-        let token = token["token"].as_str().unwrap_or_default().to_owned();
+        let token = first.token()?;
         second.cluster(&["join", &token])?;
         second.finish(&fence, volumes)?;
         second.start()?;
         let pair = Pair([first, second]);
-        pair.0.iter().try_for_each(|host| {
+        pair.wait_for_links()?;
+        Ok(pair)
+    }
+
+    pub fn wait_for_links(&self) -> Result<()> {
+        self.0.iter().try_for_each(|host| {
             let peers = || host.served().client.get("/v1/peers");
             wait_for("a link", || Ok(peers()?["peers"][0]["state"] == "up"))
-        })?;
-        Ok(pair)
+        })
+    }
+
+    /// What the cluster calls a host.
+    pub fn name(&self, at: usize) -> &'static str {
+        NAMES[at]
     }
 
     pub fn served(&self, at: usize) -> &Served {
@@ -146,6 +166,7 @@ impl Host {
             run_dir,
             pid_file: place.path(&format!("{name}.pid")),
             listen: free_address()?,
+            origin_latency: Duration::ZERO,
             served: None,
         })
     }
@@ -169,6 +190,20 @@ impl Host {
         }
     }
 
+    /// What another host joins with. A daemon answers its administrator before it has links.
+    fn token(&self) -> Result<String> {
+        let client = &self.served().client;
+        let mut token = None;
+        wait_for("a token of the cluster", || {
+            let made = client.post("/v1/cluster/token", None, PROMPT);
+            token = made
+                .ok()
+                .and_then(|it| Some(it["token"].as_str()?.to_owned()));
+            Ok(token.is_some())
+        })?;
+        Ok(token.unwrap_or_default())
+    }
+
     /// What the commands of the cluster do not write; their section is the last one.
     fn finish(&self, fence: &Path, volumes: &str) -> Result<()> {
         let text = fs::read_to_string(&self.config).map_err(failed)?;
@@ -185,10 +220,21 @@ impl Host {
             }
             _ => {}
         }
-        let served = Served::start(&this_program()?, &self.config, &self.run_dir)?;
+        let served = self.serve(&this_program()?)?;
         fs::write(&self.pid_file, served.pid().to_string()).map_err(failed)?;
         self.served = Some(served);
         Ok(())
+    }
+
+    fn serve(&self, program: &Path) -> Result<Served> {
+        if self.origin_latency.is_zero() {
+            return Served::start(program, &self.config, &self.run_dir);
+        }
+        let mut command = own_process::command(program, Stdio::null());
+        let latency = self.origin_latency.as_millis().to_string();
+        command.arg("--config").arg(&self.config);
+        command.args(["bench", "host", "--origin-latency-ms", &latency]);
+        Served::running(command, &self.run_dir)
     }
 
     fn served(&self) -> &Served {

@@ -1,13 +1,14 @@
-//! `tenuto bench replicas` and `tenuto bench failover`: figures of a cluster of two hosts.
+//! `tenuto bench replicas`, `failover` and `migrate`: figures of a cluster of two hosts.
 //!
 //! Always true: the hosts are made for the run, and a host of this machine is left alone.
 
 use super::bench::directory;
-use super::tools::{BenchFailover, BenchReplicas};
-use crate::bench::{failover, replicas};
-use host::cli::arguments::size;
+use super::tools::{BenchFailover, BenchHost, BenchMigrate, BenchReplicas};
+use crate::bench::{failover, migrate, replicas, slow_host};
+use host::cli::arguments::{latency, size};
 use host::cli::{Context, output, progress};
 use host::error::Result;
+use std::time::Duration;
 
 pub fn replicas(context: &Context, command: &BenchReplicas) -> Result<()> {
     let asked = |load: &replicas::Load| command.loads.iter().any(|name| name == load.key());
@@ -58,4 +59,36 @@ pub fn failover(context: &Context, command: &BenchFailover) -> Result<()> {
         let (headline, machine) = (report.headline(), report.machine());
         format!("{headline}\n{machine}\n\n{table}\n{findings}\n")
     })
+}
+
+pub fn migrate(context: &Context, command: &BenchMigrate) -> Result<()> {
+    let dirty = command.dirty.iter().map(|text| size("--dirty", text));
+    let options = migrate::Options {
+        rounds: command.rounds,
+        seconds: command.seconds,
+        size_bytes: size("--size", &command.size)?,
+        cache_bytes: size("--cache", &command.cache)?,
+        dirty: dirty.collect::<Result<_>>()?,
+        origin_latency: latency("--origin-latency", &command.origin_latency)?,
+        seed: command.seed,
+        directory: directory(&command.path),
+    };
+    let template = "{bar:40} {pos} of {len} moves, {elapsed}";
+    let bar = progress::counter(context.common.quiet, options.steps(), template);
+    let report = migrate::run(&options, |done| bar.set_position(done));
+    bar.finish_and_clear();
+    let report = report?;
+    context.output().document(&report.document(), || {
+        let right = [0, 1, 2, 3, 4, 5, 6, 7];
+        let table = output::table(&migrate::HEAD, &report.rows(), &right);
+        let switch = output::table(&migrate::SWITCH_HEAD, &report.switch_rows(), &right[..7]);
+        let findings = report.findings().join("\n");
+        let (headline, machine) = (report.headline(), report.machine());
+        format!("{headline}\n{machine}\n\n{table}\n{findings}\n\n{switch}")
+    })
+}
+
+pub fn host(context: &Context, command: &BenchHost) -> Result<()> {
+    let latency = Duration::from_millis(command.origin_latency_ms);
+    slow_host::run(context.load()?, latency)
 }

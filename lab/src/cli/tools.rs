@@ -114,6 +114,16 @@ pub enum Bench {
     /// peer is killed under load and comes back, then the owner, and the guest goes on at the other
     /// host. Ends with code 1 if a write that was flushed is not there.
     Failover(BenchFailover),
+    /// A guest moves to another host of a cluster: its reads there, and how long the move takes
+    ///
+    /// Starts two hosts of a cluster on this machine, over a simulated SAN. The guest reads until
+    /// all is cached at its host, moves, and reads on at the other one: while the host before
+    /// lives, and after that one was killed and has nothing left. Then the time from the guest's
+    /// goodbye to its first answer is measured by what is dirty.
+    Migrate(BenchMigrate),
+    /// One host of `bench migrate`
+    #[command(hide = true)]
+    Host(BenchHost),
     /// What a qcow2 clone costs more than a raw image: requests, destages, the guard, memory
     Images(BenchImages),
     /// The evaluation of the COWCache paper: a cache below copy-on-write against Tenuto, offline
@@ -293,6 +303,44 @@ pub struct BenchFailover {
     /// Directory on the device that holds the caches; default: that of temporary files
     #[arg(long, value_name = "DIR")]
     pub path: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchMigrate {
+    /// Rounds of three moves, with remote reads, without, and with them again; and of one move with
+    /// each amount of dirty data
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub rounds: u32,
+    /// How long the guest is watched after a move
+    #[arg(long, value_name = "S", default_value_t = 5.0)]
+    pub seconds: f64,
+    /// What the guest reads, at most a quarter of the cache
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub size: String,
+    /// Size of the cache of each host
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub cache: String,
+    /// Dirty data when the guest moves, with commas between, each at most a quarter of the cache
+    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',')]
+    #[arg(default_value = "0,64MiB,256MiB")]
+    pub dirty: Vec<String>,
+    /// Latency of the simulated SAN; 0ms: the images are as fast as their device
+    #[arg(long, value_name = "TIME", default_value = "5ms")]
+    pub origin_latency: String,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Directory on the device that holds the caches; default: that of temporary files
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
+}
+
+/// What a daemon of a benchmark needs beside its configuration.
+#[derive(Clone, Debug, Args)]
+pub struct BenchHost {
+    /// Latency of the simulated SAN below all volumes, in milliseconds
+    #[arg(long, value_name = "N")]
+    pub origin_latency_ms: u64,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -133,7 +133,7 @@ impl Tally {
                 self.flash.of(io.purpose).add(io.bytes);
                 return self.flash_writes.add(io.bytes);
             }
-            (Device::Cache, _) => return,
+            (Device::Cache | Device::Former(_), _) => return,
             (_, Op::Sync) => {
                 self.origin.syncs += 1;
                 return;

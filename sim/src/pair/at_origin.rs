@@ -9,9 +9,8 @@
 //! goes on with the image alone. An owner that begins again has more than the image: the record
 //! says so no more before a guest sees that. Deliberately absent: why a host wants all this.
 
-use super::{BRING_UP_MAX, Pair, SEGMENTS, attach_settled, expect};
-use crate::pair::machine::Machine;
-use crate::pair::model::SECTORS;
+use super::{BRING_UP_MAX, Pair, SECTORS, SEGMENTS};
+use crate::machine::{Machine, Shape, attach_settled, expect};
 use crate::rng::Rng;
 use engine::event::Command;
 use engine::types::{DestageMode, Serial};
@@ -136,7 +135,7 @@ pub(super) fn lose_owner(pair: &mut Pair) -> Result<(), String> {
     pair.counters.with_flushes += u64::from(promised > 0);
     pair.counters.lost_owners += 1;
     pair.owner.crash(true)?;
-    let mut other = Machine::new(&mut pair.rng, SEGMENTS)?;
+    let mut other = Machine::new(&mut pair.rng, Shape::without_lines(SEGMENTS))?;
     let origin = pair.owner.devices.origins.remove(0);
     other.devices.origins.push(origin);
     pair.owner = other;

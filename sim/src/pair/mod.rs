@@ -16,27 +16,22 @@
 //! Deliberately absent: real records, and more than one peer.
 
 mod at_origin;
-mod machine;
-mod model;
 mod neighbour;
 
 use crate::devices::Origin;
-use crate::disk::Disk;
+use crate::machine::{Machine, Sent, Shape, attach, expect, image, tuning};
+use crate::model::Model;
 use crate::rng::Rng;
 use at_origin::AtOrigin;
-use engine::engine::Settled;
-use engine::event::{
-    Admission, Command, Credit, Event, Refusal, ReplicaSpec, ResetOn, Share, Tuning, VolumeSpec,
-};
-use engine::flow::FlowLimits;
-use engine::types::{DestageMode, PeerId, Policy, RequestId, Tag, Uuid, VolumeId};
-use machine::{Machine, Sent};
-use model::{Model, SECTORS};
+use engine::event::{Command, Credit, Event, Refusal, ReplicaSpec, Tuning};
+use engine::types::{PeerId, RequestId, Uuid, VolumeId};
 use neighbour::Neighbour;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::catch_unwind;
 
 const PEER: PeerId = PeerId(1);
+/// Of the disk.
+const SECTORS: u64 = 1024;
 /// Of a log, of one in which a copy has room for all, and of one in which copies have room for
 /// little more than the largest batch.
 const SEGMENTS: u32 = 44;
@@ -179,34 +174,12 @@ fn drive(options: &Options) -> Result<Counters, String> {
     Ok(pair.counters)
 }
 
-fn tuning(rng: &mut Rng) -> Tuning {
-    Tuning {
-        write_cache: rng.chance(800),
-        destage_after_ms: Some(rng.pick(&[5, 50, 2_000, 600_000])),
-        destage: rng.pick(&[
-            DestageMode::Atomic,
-            DestageMode::Atomic,
-            DestageMode::InPlace,
-        ]),
-        dirty_limit_bytes: rng.pick(&[256 << 10, 1 << 30]),
-        flow: FlowLimits::default(),
-        origin_queue_depth: 8,
-        admission: Admission::Reuse,
-        overlay_timeout_ms: 30_000,
-        overlay_ram_bytes: 1 << 20,
-        reset_on: ResetOn::Command,
-        origin_timeout_ms: None,
-        share: Share::default(),
-        group_members: 0,
-    }
-}
-
 impl Pair {
     fn new(seed: u64) -> Result<Pair, String> {
         let mut rng = Rng::new(seed);
-        let mut owner = Machine::new(&mut rng, SEGMENTS)?;
+        let mut owner = Machine::new(&mut rng, Shape::without_lines(SEGMENTS))?;
         let segments = rng.pick(&[SEGMENTS_MIN, SEGMENTS, SEGMENTS_MAX]);
-        let mut peer = Machine::new(&mut rng, segments)?;
+        let mut peer = Machine::new(&mut rng, Shape::without_lines(segments))?;
         owner.devices.origins.push(image(5, SECTORS));
         // The disk has the first place at both.
         peer.devices.origins.push(Origin::default());
@@ -231,7 +204,7 @@ impl Pair {
             coming: Vec::new(),
             acks: VecDeque::new(),
             asked: BTreeMap::new(),
-            model: Model::new(),
+            model: Model::new(SECTORS),
             counters: Counters::default(),
             tuning,
             gap: false,
@@ -317,37 +290,11 @@ impl Pair {
         };
         let (zero, fua) = (self.rng.chance(80), self.rng.chance(60));
         let (change, of) = self.model.write(sector, sectors, zero);
-        let (volume, request) = (self.disk, self.owner.request());
-        let mut buffer = None;
-        let event = match zero {
-            true => Event::WriteZeroes {
-                volume,
-                request,
-                sector,
-                sectors,
-                fua,
-                allocate: false,
-            },
-            false => {
-                let bytes = of.stamp.to_le_bytes().repeat(64 * sectors as usize);
-                let payload = self.owner.memory.buffer_add(bytes);
-                buffer = Some(payload);
-                Event::Write {
-                    volume,
-                    request,
-                    sector,
-                    sectors,
-                    buffer: payload,
-                    fua,
-                    tag: Tag::NONE,
-                }
-            }
-        };
+        let (request, buffer) = self.owner.write(self.disk, of, fua);
         let fua = fua || !self.tuning.write_cache;
         let asked = Asked::Write { change, fua };
         self.asked.insert(request, (asked, buffer));
         self.counters.writes += 1;
-        self.owner.apply(event);
     }
 
     fn flush(&mut self) {
@@ -360,7 +307,7 @@ impl Pair {
     /// A batch comes to the peer.
     fn carry(&mut self) -> Result<(), String> {
         self.wire.extend(self.owner.sent.drain(..));
-        let Some(sent) = self.wire.pop_front().filter(|_| self.linked) else {
+        let Some(mut sent) = self.wire.pop_front().filter(|_| self.linked) else {
             return Ok(());
         };
         if self.rng.chance(3) {
@@ -368,18 +315,13 @@ impl Pair {
             return Ok(());
         }
         let volume = self.replica.ok_or("a link without a replica")?;
-        let mut bytes = sent.bytes;
-        let spoiled = !bytes.is_empty() && self.rng.chance(5);
+        let number = sent.number;
+        let spoiled = !sent.bytes.is_empty() && self.rng.chance(5);
         if spoiled {
-            crate::devices::flip(&mut bytes, &mut self.rng);
+            crate::devices::flip(&mut sent.bytes, &mut self.rng);
             self.counters.spoiled += 1;
         }
-        let buffer = self.peer.memory.buffer_add(bytes);
-        let mut batch = sent.batch;
-        for place in batch.parts.iter_mut().filter_map(|it| it.source.as_mut()) {
-            place.area = engine::memory::Area::Buffer(buffer);
-        }
-        let (request, number) = (self.peer.request(), sent.number);
+        let (request, buffer) = self.peer.take(volume, sent);
         self.coming.push(Coming {
             request,
             number,
@@ -388,11 +330,6 @@ impl Pair {
             link: self.counters.links,
         });
         self.counters.batches += 1;
-        self.peer.apply(Event::Replicate {
-            volume,
-            request,
-            batch,
-        });
         Ok(())
     }
 
@@ -761,7 +698,7 @@ impl Pair {
             return Err(format!("what was retired is {said:?} no more"));
         }
         let shown = there.show(volume).ok_or("no volume")?;
-        let mut third = Machine::new(&mut self.rng, SEGMENTS)?;
+        let mut third = Machine::new(&mut self.rng, Shape::without_lines(SEGMENTS))?;
         let replica = third.engine().place("third");
         let spec = ReplicaSpec {
             name: "third".to_owned(),
@@ -912,17 +849,8 @@ fn fetch(
             }
             continue;
         };
-        let buffer = third.memory.buffer_add(sent.bytes);
-        let mut batch = sent.batch;
-        for place in batch.parts.iter_mut().filter_map(|it| it.source.as_mut()) {
-            place.area = engine::memory::Area::Buffer(buffer);
-        }
-        let (request, volume_there, number) = (third.request(), volume, sent.number);
-        third.apply(Event::Replicate {
-            volume: replica,
-            request,
-            batch,
-        });
+        let number = sent.number;
+        let (request, buffer) = third.take(replica, sent);
         let answer = loop {
             match third.answer(request) {
                 Some(answer) => break answer,
@@ -933,66 +861,11 @@ fn fetch(
         third.memory.buffer_remove(buffer);
         expect(Ok(answer))?;
         there.apply(Event::Replicated {
-            volume: volume_there,
+            volume,
             peer: PEER,
             number,
             credit: Credit::ALL,
         });
     }
     Err("a frozen replica is never fetched".to_owned())
-}
-
-/// The order was carried out.
-fn expect(answer: Result<Result<(), Refusal>, String>) -> Result<(), String> {
-    answer?.map_err(|refusal| format!("an order is refused: {refusal}"))
-}
-
-fn image(inode: u64, sectors: u64) -> Origin {
-    let mut image = Disk::new(vec![0; sectors as usize * 512]);
-    image.served = true;
-    Origin {
-        image,
-        inode,
-        ..Origin::default()
-    }
-}
-
-/// Opens a disk on the image at this place.
-fn attach(
-    machine: &mut Machine,
-    name: &str,
-    (place, sectors): (usize, u64),
-    tuning: Tuning,
-) -> Result<VolumeId, String> {
-    let id = machine.engine().place(name);
-    machine.devices.places.insert(id, place);
-    let settled = machine.settle(id)?;
-    attach_settled(machine, (id, name), (place, sectors), (settled, tuning))
-}
-
-fn attach_settled(
-    machine: &mut Machine,
-    (id, name): (VolumeId, &str),
-    (place, sectors): (usize, u64),
-    (settled, tuning): (Settled, Tuning),
-) -> Result<VolumeId, String> {
-    let spec = VolumeSpec {
-        name: name.to_owned(),
-        origin: format!("/images/{name}.raw"),
-        new_uuid: Uuid([7 + place as u8; 16]),
-        policy: Policy::WriteBack,
-        size_bytes: sectors * 512,
-        read_only: false,
-        base_layer: None,
-        journal_possible: true,
-        commit: false,
-        storage: 0,
-        group: String::new(),
-        tuning,
-    };
-    let now = engine::types::Time(machine.now);
-    let attached = machine.engine().attach(now, id, spec, settled);
-    attached.map_err(|error| format!("not attached: {error}"))?;
-    machine.apply(Event::Tick);
-    Ok(id)
 }

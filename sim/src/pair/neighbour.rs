@@ -3,8 +3,7 @@
 //! Always true: each of its writes is answered without an error, or waits. Deliberately absent:
 //! what it reads; the world of one host judges guests.
 
-use super::machine::Machine;
-use super::{attach, image};
+use crate::machine::{Machine, attach, image, tuning};
 use crate::rng::Rng;
 use engine::event::{Event, Tuning};
 use engine::types::{BufferId, RequestId, Tag, VolumeId};
@@ -30,7 +29,7 @@ impl Neighbour {
         let tuning = Tuning {
             destage_after_ms: None,
             dirty_limit_bytes: 1 << 30,
-            ..super::tuning(&mut machine.rng.fork())
+            ..tuning(&mut machine.rng.fork())
         };
         Ok(Neighbour {
             volume: attach(machine, "neighbour", (PLACE, SECTORS), tuning)?,

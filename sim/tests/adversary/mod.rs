@@ -17,7 +17,7 @@ use sim::scenario::{
     resizes, rests,
 };
 use sim::swarm::Case;
-use sim::{Options, Sabotage, pair, rings, run};
+use sim::{Options, Sabotage, handed, pair, rings, run};
 
 /// Runs that lie beside each other to say whether any write was held.
 const HELD_SEEDS: u64 = 4;
@@ -117,13 +117,16 @@ gates! {
     /// A volume with a replica on another host, over breaks of the link, kills and losses of power
     /// on both sides, up to a takeover.
     Pairs,
+    /// A volume that goes from host to host and back, and is read from the host that had it before,
+    /// over kills and losses of power on both sides.
+    HandOvers,
 }
 
 use Gate::{
     BadCheckpoints, CleanBlocks, Commits, DirectTops, Dying, EarlyDestages, Group, Grows,
-    HeldWrites, LargeWrites, LastCopies, LostWrites, Moves, NoSums, OwnBlocks, Pairs, Resizes,
-    Rests, Rings, Scenario, Seeds, ShortLives, ShortReads, ShortSwitches, SmallLog, SmallOverlay,
-    Swarm, Switches, Tops, Troubled, WriteThrough,
+    HandOvers, HeldWrites, LargeWrites, LastCopies, LostWrites, Moves, NoSums, OwnBlocks, Pairs,
+    Resizes, Rests, Rings, Scenario, Seeds, ShortLives, ShortReads, ShortSwitches, SmallLog,
+    SmallOverlay, Swarm, Switches, Tops, Troubled, WriteThrough,
 };
 
 /// A plan with all that write bent towards a life past the log.
@@ -330,7 +333,7 @@ fn dying(plan: &mut Plan) {
 impl Gate {
     pub fn options(self, seed: u64) -> Options {
         match self {
-            Seeds | HeldWrites | Rings | Pairs => Options::from_seed(seed),
+            Seeds | HeldWrites | Rings | Pairs | HandOvers => Options::from_seed(seed),
             LostWrites => Options {
                 sabotage: Some(Sabotage::LostLogWrite),
                 ..Options::from_seed(seed)
@@ -389,6 +392,9 @@ impl Gate {
         }
         if self == Pairs {
             return pair::run(&pair::Options::from_seed(seed)).map(|_| ());
+        }
+        if self == HandOvers {
+            return handed::run(&handed::Options::from_seed(seed)).map(|_| ());
         }
         let outcome = run(&Options {
             verbose: number("TENUTO_SIM_VERBOSE").is_some(),

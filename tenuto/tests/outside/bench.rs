@@ -528,6 +528,63 @@ fn the_benchmark_of_a_failover_finds_each_flushed_write_at_the_other_host() {
     assert_swept(&rig);
 }
 
+/// Fails when: a guest's blocks come from the image although the host before has them, or are said
+/// to come from a host that has nothing left.
+#[test]
+fn the_benchmark_of_a_migration_proves_where_blocks_came_from() {
+    let rig = Rig::new();
+    let place = rig.dir.display().to_string();
+    let slots = ["--rounds", "1", "--seconds", "1", "--path", &place];
+    let sizes = ["--cache", "256MiB", "--size", "16MiB", "--dirty", "0,1MiB"];
+    let all = [&["bench", "migrate"], &slots[..], &sizes].concat();
+    let document = with_proven_rounds(&rig, &all);
+    assert_told_on_what(&document);
+    let rounds = document["rounds"].as_array().expect("a list of rounds");
+    for round in rounds.iter().filter(|round| round["proven"] == true) {
+        let of = |slot: &str, what: &str| number(&round[slot][what]);
+        for with in ["with", "with_again"] {
+            assert!(of(with, "remote_reads") > 0.0, "{round}");
+            let (left, all) = (of(with, "origin_reads"), of("without", "origin_reads"));
+            assert!(left < all / 2.0, "{round}");
+        }
+        assert_eq!(of("without", "remote_bytes"), 0.0, "{round}");
+        for slot in ["with", "without", "with_again"] {
+            assert_eq!(of(slot, "before_origin_reads"), 0.0, "{round}");
+            let slices = round[slot]["slices"].as_array().expect("a list of slices");
+            let read = slices.iter().map(|slice| number(&slice["requests"]));
+            assert!(slices.len() == 10 && read.sum::<f64>() > 0.0, "{round}");
+            for time in ["before_p50_us", "move_ms", "right_ms", "copy_ms"] {
+                assert!(of(slot, time) > 0.0, "{round}");
+            }
+        }
+        // Half of what is asked for: a device that is faster than its simulated network answers.
+        assert!(of("without", "origin_p50_us") >= 2500.0, "{round}");
+    }
+    for figure in ["origin_reads", "first_slice_p50_us", "before_p50_us"] {
+        assert!(number(&document[figure]["without"]["median"]) >= 0.0);
+        assert!(document[figure]["a_a_ratio"].is_object() || figure == "origin_reads");
+    }
+    let switch = document["switch"].as_array().expect("a list of sizes");
+    let dirty: Vec<f64> = switch.iter().map(|it| number(&it["dirty_bytes"])).collect();
+    assert_eq!(dirty, [0.0, f64::from(1 << 20)]);
+    for line in switch {
+        let (one, asked) = (&line["moves"][0], number(&line["dirty_bytes"]));
+        assert_eq!(number(&one["dirty_bytes"]), asked, "{line}");
+        for time in ["first_answer_ms", "move_ms", "answer_ms"] {
+            assert!(number(&one[time]) > 0.0, "{line}");
+        }
+    }
+    assert_swept(&rig);
+    for wrong in [
+        &["--size", "1GiB"][..],
+        &["--dirty", "0,1GiB"],
+        &["--seconds", "0.1"],
+        &["--rounds", "0"],
+    ] {
+        rig.refused(&[&["bench", "migrate"], wrong].concat(), EXIT_USAGE);
+    }
+}
+
 /// Fails when: daemons or files of a benchmark outlive it.
 #[test]
 fn a_benchmark_of_two_hosts_that_is_interrupted_leaves_nothing_behind() {

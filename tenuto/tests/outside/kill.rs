@@ -267,7 +267,7 @@ fn destage_again_and_again(rig: &Rig, round: &Round) {
 /// Fails when: recovery does not write to the log what only the stage has (`LeaveInStage`).
 #[test]
 fn nothing_acknowledged_is_lost_when_the_daemon_is_killed() {
-    let rounds_min = count("TENUTO_DRILL_ROUNDS", 10);
+    let rounds_min = count("TENUTO_DRILL_ROUNDS", 6);
     let mut drill = Drill::new(seed(1));
     for round in 0..ROUNDS_MAX.max(2 * rounds_min) {
         let target = drill.next_target(round);
@@ -304,7 +304,7 @@ fn the_origin_of_an_atomic_volume_is_a_prefix_after_every_kill() {
     );
     let mut random = Rng::new(seed);
     let mut load = Load::new(1, bytes, Promise::Prefix, seed);
-    let rounds = count("TENUTO_DRILL_ROUNDS", 10);
+    let rounds = count("TENUTO_DRILL_ROUNDS", 6);
     let mut newest_on_origin = 0;
     for round in 0..rounds {
         let daemon = rig.serve();

@@ -19,6 +19,7 @@ mod cluster_links;
 mod cluster_moves;
 mod cluster_partitions;
 mod cluster_proof;
+mod cluster_reads;
 mod cluster_room;
 mod cluster_surrogate;
 mod cluster_units;

@@ -267,7 +267,7 @@ fn everything_flushed_survives_a_power_loss_of_cache_and_origin() {
         return;
     }
     let mut drill = Drill::new(seed(3));
-    let rounds = count("TENUTO_DRILL_ROUNDS", 10);
+    let rounds = count("TENUTO_DRILL_ROUNDS", 6);
     for round in 0..rounds {
         drill
             .round()

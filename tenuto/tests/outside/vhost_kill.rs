@@ -46,7 +46,7 @@ fn a_guest_sees_a_pause_and_never_an_error_when_its_daemon_is_killed_or_stopped(
     for (name, image) in uses.iter().zip(&images) {
         rig.guest_volume(name, image, "write-back", "destage-after = \"1s\"");
     }
-    let rounds = count("TENUTO_DRILL_ROUNDS", 10);
+    let rounds = count("TENUTO_DRILL_ROUNDS", 6);
     let mut random = Rng::new(seed(41));
     let mut daemon = rig.serve();
     let shape = Shape {

@@ -246,7 +246,7 @@ const TROUBLED = new Set(["stalled", "held", "damaged", "degraded"]);
 const isTroubled = (volume) => TROUBLED.has(volume.state) || volume.flags.includes("orphan");
 const hitRate = (volume) => {
   const reads = volume.reads;
-  const origin = share(reads.origin, [reads.ram_hits, reads.ssd_hits, reads.origin]);
+  const origin = share(reads.origin, [reads.ram_hits, reads.ssd_hits, reads.remote, reads.origin]);
   return origin === null ? null : 100 - origin;
 };
 
@@ -511,6 +511,7 @@ function showDetail(status) {
     ["Destage", volume.effective_destage ?? NOTHING],
     ["Reads", `${short(reads.requests)}, ${bytes(reads.bytes)}`],
     ["From RAM / SSD / origin", parts.map((part) => percent(share(part, parts))).join(" / ")],
+    ...(reads.remote > 0 ? [["From the host before", short(reads.remote)]] : []),
     ["Writes", `${short(writes.requests)}, ${bytes(writes.bytes)}`],
     ["Overwritten before destage", bytes(writes.elided_bytes)],
     ["Flushes", short(volume.flushes)],

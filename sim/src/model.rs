@@ -6,8 +6,6 @@
 
 use std::collections::BTreeSet;
 
-pub const SECTORS: u64 = 1024;
-
 /// A write, or zeroes.
 #[derive(Clone, Copy, Debug)]
 pub struct Change {
@@ -15,6 +13,20 @@ pub struct Change {
     pub sectors: u64,
     /// 0 = zeroes.
     pub stamp: u64,
+}
+
+impl Change {
+    fn lay_on(&self, state: &mut [u64]) {
+        let (from, sectors) = (self.sector as usize, self.sectors as usize);
+        state[from..from + sectors].fill(self.stamp);
+    }
+}
+
+/// The number that a sector is full of; none of one that is torn.
+pub fn stamp_of(sector: &[u8]) -> Option<u64> {
+    let (first, _) = sector.split_first_chunk::<8>()?;
+    let whole = sector.chunks(8).all(|word| word == first);
+    whole.then(|| u64::from_le_bytes(*first))
 }
 
 #[derive(Clone, Debug)]
@@ -28,9 +40,14 @@ pub struct Model {
 }
 
 impl Model {
-    pub fn new() -> Model {
+    /// Of a disk of so many sectors, all zero.
+    pub fn new(sectors: u64) -> Model {
+        Model::on(vec![0; sectors as usize])
+    }
+
+    fn on(base: Vec<u64>) -> Model {
         Model {
-            base: vec![0; SECTORS as usize],
+            base,
             changes: Vec::new(),
             next_stamp: 1,
             acked: BTreeSet::new(),
@@ -51,6 +68,10 @@ impl Model {
         (self.changes.len() - 1, change)
     }
 
+    pub fn change(&self, number: usize) -> Change {
+        self.changes[number]
+    }
+
     pub fn ack(&mut self, change: usize) {
         self.acked.insert(change);
     }
@@ -68,35 +89,52 @@ impl Model {
         self.promised
     }
 
+    /// What each sector holds if nothing is lost.
+    pub fn newest(&self) -> Vec<u64> {
+        let mut state = self.base.clone();
+        self.changes.iter().for_each(|it| it.lay_on(&mut state));
+        state
+    }
+
+    /// All of it was promised, and none of it can be lost: goes on from there.
+    pub fn settle(&mut self) -> Result<(), String> {
+        if self.promised < self.changes.len() {
+            let (promised, all) = (self.promised, self.changes.len());
+            return Err(format!("{promised} of {all} writes were promised"));
+        }
+        self.go_on_from(self.newest());
+        Ok(())
+    }
+
+    fn go_on_from(&mut self, base: Vec<u64>) {
+        *self = Model {
+            next_stamp: self.next_stamp,
+            ..Model::on(base)
+        };
+    }
+
     /// Judges a disk of which at least so many changes must be there, and goes on from it.
     pub fn judge(&mut self, bytes: &[u8], least: usize) -> Result<usize, String> {
         let mut found = Vec::new();
         for (at, sector) in bytes.chunks(512).enumerate() {
-            let words: BTreeSet<&[u8]> = sector.chunks(8).collect();
-            let word = words.first().filter(|_| words.len() == 1);
-            let word = word.ok_or_else(|| format!("sector {at} is torn"))?;
-            found.push(u64::from_le_bytes((*word).try_into().expect("eight bytes")));
+            let stamp = stamp_of(sector);
+            found.push(stamp.ok_or_else(|| format!("sector {at} is torn"))?);
         }
         let mut state = self.base.clone();
         let differs = |state: &[u64]| state.iter().zip(&found).position(|(a, b)| a != b);
         let mut first = None;
         for count in 0..=self.changes.len() {
-            let different = differs(&state);
+            let different = (count >= least).then(|| differs(&state)).flatten();
             if count >= least && different.is_none() {
                 let promised = self.promised.min(count);
-                *self = Model {
-                    base: state,
-                    next_stamp: self.next_stamp,
-                    ..Model::new()
-                };
+                self.go_on_from(state);
                 return Ok(count - promised);
             }
             if count == least {
                 first = different.map(|at| (at, state[at], found[at]));
             }
             if let Some(change) = self.changes.get(count) {
-                let (from, sectors) = (change.sector as usize, change.sectors as usize);
-                state[from..from + sectors].fill(change.stamp);
+                change.lay_on(&mut state);
             }
         }
         Err(format!(

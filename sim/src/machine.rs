@@ -1,18 +1,28 @@
-//! One host of a pair: the product's engine with memory and devices of its own.
+//! One host of several: the product's engine with memory and devices of its own, and how a disk is
+//! opened there.
 //!
 //! Always true: requests to devices end in any order; a kill leaves the stage and what completed, a
-//! loss of power only what was synced and any part of the rest. Deliberately absent: why something
-//! is done; the pair decides.
+//! loss of power only what was synced and any part of the rest; what is asked of the host that had
+//! a volume before is kept aside, and ends when the world says so. Deliberately absent: why
+//! something is done; the world decides.
 
 use crate::devices::{self, Blocking, Devices, File, Origin};
 use crate::disk::{Disk, Power, SyncPoint};
 use crate::memory::SimMemory;
+use crate::model::Change;
 use crate::rng::Rng;
-use engine::engine::{Config, Engine, device_bytes, format_cache};
-use engine::event::{Action, Batch, Command, Event, Io, Op, Refusal};
+use engine::engine::{Config, Engine, Otherwise, Settled, device_bytes, format_cache};
+use engine::event::{
+    Action, Admission, Batch, Command, Device, Event, Io, IoError, Op, Refusal, ResetOn, Share,
+    Tuning, VolumeSpec,
+};
+use engine::flow::FlowLimits;
 use engine::memory::{Area, Place, Slice};
 use engine::snapshot::VolumeSnapshot;
-use engine::types::{BufferId, ConnectionId, Geometry, IoId, RequestId, Time, Uuid, VolumeId};
+use engine::types::{
+    BufferId, ConnectionId, DestageMode, Geometry, IoId, Policy, RequestId, Tag, Time, Uuid,
+    VolumeId,
+};
 use std::collections::{BTreeMap, VecDeque};
 
 const SLOTS: u32 = 12;
@@ -24,6 +34,27 @@ const fn geometry(segments: u32) -> Geometry {
         chunk_blocks: 8,
         segment_chunks: 4,
         segments,
+    }
+}
+
+/// How large a host is.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub segments: u32,
+    /// Of the read tier.
+    pub ram_blocks: u32,
+    /// For clean blocks on the cache device; 0: none are kept there.
+    pub index_bytes_max: u64,
+}
+
+impl Shape {
+    /// One that keeps no clean blocks on its cache device.
+    pub fn without_lines(segments: u32) -> Shape {
+        Shape {
+            segments,
+            ram_blocks: 64,
+            index_bytes_max: 0,
+        }
     }
 }
 
@@ -42,6 +73,7 @@ struct Flight {
 
 pub struct Machine {
     engine: Engine,
+    shape: Shape,
     pub devices: Devices,
     pub memory: SimMemory,
     pub rng: Rng,
@@ -51,31 +83,34 @@ pub struct Machine {
     requests: u32,
     answers: BTreeMap<u32, Result<(), Refusal>>,
     pub sent: VecDeque<Sent>,
+    /// Reads of the host that had a volume before.
+    pub asks: Vec<Io>,
 }
 
-fn config(boot: u8) -> Config {
+fn config(shape: Shape, boot: u8) -> Config {
     Config {
         machine: Uuid([1; 16]),
         boot: Uuid([boot; 16]),
         host_name: "host".to_owned(),
         stage_slots: SLOTS,
         overlay_slots: 4,
-        ram_blocks: 64,
+        ram_blocks: shape.ram_blocks,
         scratch_bytes: Config::SCRATCH_BYTES_MIN,
         dirty_extents_max: 100_000,
-        index_bytes_max: 0,
+        index_bytes_max: shape.index_bytes_max,
         map_bytes_max: 1 << 20,
         hash_seed: 7,
     }
 }
 
 impl Machine {
-    /// A host with an empty cache. All caches of a pair have one name, so that a ledger fits each.
-    pub fn new(rng: &mut Rng, segments: u32) -> Result<Machine, String> {
-        let geometry = geometry(segments);
+    /// A host with an empty cache. All caches have one name, so that a ledger fits each.
+    pub fn new(rng: &mut Rng, shape: Shape) -> Result<Machine, String> {
+        let geometry = geometry(shape.segments);
+        let ram_bytes = u64::from(shape.ram_blocks) * 4096;
         let stage = Config::stage_bytes(geometry.chunk_bytes(), SLOTS + 4);
         let mut rng = rng.fork();
-        let mut memory = SimMemory::new(stage, 64 * 4096, Config::SCRATCH_BYTES_MIN, rng.fork());
+        let mut memory = SimMemory::new(stage, ram_bytes, Config::SCRATCH_BYTES_MIN, rng.fork());
         let mut devices = Devices {
             cache: Disk::new(vec![0; device_bytes(geometry) as usize]),
             ..Devices::default()
@@ -84,10 +119,11 @@ impl Machine {
         let mut media = Blocking::new(&mut devices, &mut rng, &mut now);
         let made = format_cache(&mut media, Uuid([9; 16]), geometry);
         made.map_err(|error| format!("no cache: {error}"))?;
-        let opened = Engine::open(config(2), &mut media, &mut memory);
+        let opened = Engine::open(config(shape, 2), &mut media, &mut memory);
         let (engine, _) = opened.map_err(|error| format!("no start: {error}"))?;
         Ok(Machine {
             engine,
+            shape,
             devices,
             memory,
             rng,
@@ -97,6 +133,7 @@ impl Machine {
             requests: 0,
             answers: BTreeMap::new(),
             sent: VecDeque::new(),
+            asks: Vec::new(),
         })
     }
 
@@ -105,9 +142,17 @@ impl Machine {
     }
 
     /// Blocking access without faults, and the engine.
-    pub fn settle(&mut self, id: VolumeId) -> Result<engine::engine::Settled, String> {
+    pub fn settle(&mut self, id: VolumeId) -> Result<Settled, String> {
         let mut media = Blocking::new(&mut self.devices, &mut self.rng, &mut self.now);
         let settled = engine::engine::settle(&mut media, id);
+        settled.map_err(|error| format!("not settled: {error}"))
+    }
+
+    /// The same, but a journal of this cache is left to the engine.
+    pub fn settle_own(&mut self, id: VolumeId) -> Result<Settled, String> {
+        let (otherwise, cache) = (Otherwise::Refuse, self.engine.cache());
+        let mut media = Blocking::new(&mut self.devices, &mut self.rng, &mut self.now);
+        let settled = engine::engine::settle_for(&mut media, id, otherwise, Some(cache));
         settled.map_err(|error| format!("not settled: {error}"))
     }
 
@@ -120,6 +165,7 @@ impl Machine {
     pub fn crash(&mut self, power: bool) -> Result<(), String> {
         self.flights.clear();
         self.sent.clear();
+        self.asks.clear();
         self.answers.clear();
         let lost = match power {
             true => Power::Lost,
@@ -143,7 +189,7 @@ impl Machine {
         }
         self.boot = self.boot.wrapping_add(u8::from(power));
         let mut media = Blocking::new(&mut self.devices, &mut self.rng, &mut self.now);
-        let opened = Engine::open(config(self.boot), &mut media, &mut self.memory);
+        let opened = Engine::open(config(self.shape, self.boot), &mut media, &mut self.memory);
         let (engine, report) = opened.map_err(|error| format!("no start: {error}"))?;
         if !report.damage.is_empty() {
             return Err(format!("nothing was damaged: {:?}", report.damage));
@@ -201,7 +247,91 @@ impl Machine {
         }
     }
 
+    /// A guest writes, or zeroes. The request, and where the bytes are until that is answered.
+    pub fn write(
+        &mut self,
+        volume: VolumeId,
+        change: Change,
+        fua: bool,
+    ) -> (RequestId, Option<BufferId>) {
+        let request = self.request();
+        let (sector, sectors) = (change.sector, change.sectors);
+        if change.stamp == 0 {
+            self.apply(Event::WriteZeroes {
+                volume,
+                request,
+                sector,
+                sectors,
+                fua,
+                allocate: false,
+            });
+            return (request, None);
+        }
+        let bytes = change.stamp.to_le_bytes().repeat(64 * sectors as usize);
+        let buffer = self.memory.buffer_add(bytes);
+        self.apply(Event::Write {
+            volume,
+            request,
+            sector,
+            sectors,
+            buffer,
+            fua,
+            tag: Tag::NONE,
+        });
+        (request, Some(buffer))
+    }
+
+    /// A guest reads. The request, and where the bytes come to.
+    pub fn begin_read(
+        &mut self,
+        volume: VolumeId,
+        sector: u64,
+        sectors: u64,
+    ) -> (RequestId, BufferId) {
+        let buffer = self.memory.buffer_add(vec![0xee; (sectors * 512) as usize]);
+        let request = self.request();
+        self.apply(Event::Read {
+            volume,
+            request,
+            sector,
+            sectors,
+            buffer,
+        });
+        (request, buffer)
+    }
+
+    /// Brings a batch to a replica that is kept here: the request, and where its bytes are until
+    /// that is answered.
+    pub fn take(&mut self, replica: VolumeId, sent: Sent) -> (RequestId, BufferId) {
+        let buffer = self.memory.buffer_add(sent.bytes);
+        let mut batch = sent.batch;
+        for place in batch.parts.iter_mut().filter_map(|it| it.source.as_mut()) {
+            place.area = Area::Buffer(buffer);
+        }
+        let (request, volume) = (self.request(), replica);
+        self.apply(Event::Replicate {
+            volume,
+            request,
+            batch,
+        });
+        (request, buffer)
+    }
+
+    /// The host that had the volume before has given all that was asked for, or nothing.
+    pub fn end_ask(&mut self, ask: &Io, bytes: Option<&[u8]>) {
+        if let Some(bytes) = bytes {
+            self.memory.scatter(&ask.slices, bytes);
+        }
+        let (io, result, stat) = (ask.id, bytes.map(drop).ok_or(IoError::Away), None);
+        self.apply(Event::Done { io, result, stat });
+    }
+
     fn start(&mut self, io: Io) {
+        if let Device::Former(_) = io.device {
+            assert!(io.op == Op::Read, "another host is read");
+            self.asks.push(io);
+            return;
+        }
         let file = self.devices.file(io.device);
         let memory = &self.memory;
         let disk = self.devices.disk(file);
@@ -277,15 +407,7 @@ impl Machine {
 
     /// All of a disk of so many sectors.
     pub fn read(&mut self, volume: VolumeId, sectors: u64) -> Result<Vec<u8>, String> {
-        let buffer = self.memory.buffer_add(vec![0xee; (sectors * 512) as usize]);
-        let request = self.request();
-        self.apply(Event::Read {
-            volume,
-            request,
-            sector: 0,
-            sectors,
-            buffer,
-        });
+        let (request, buffer) = self.begin_read(volume, 0, sectors);
         for _ in 0..STEPS_MAX {
             if let Some(answer) = self.answer(request) {
                 answer.map_err(|refusal| format!("not read: {refusal}"))?;
@@ -296,5 +418,101 @@ impl Machine {
             }
         }
         Err("a read is never answered".to_owned())
+    }
+}
+
+pub fn tuning(rng: &mut Rng) -> Tuning {
+    Tuning {
+        write_cache: rng.chance(800),
+        destage_after_ms: Some(rng.pick(&[5, 50, 2_000, 600_000])),
+        destage: rng.pick(&[
+            DestageMode::Atomic,
+            DestageMode::Atomic,
+            DestageMode::InPlace,
+        ]),
+        dirty_limit_bytes: rng.pick(&[256 << 10, 1 << 30]),
+        flow: FlowLimits::default(),
+        origin_queue_depth: 8,
+        admission: Admission::Reuse,
+        overlay_timeout_ms: 30_000,
+        overlay_ram_bytes: 1 << 20,
+        reset_on: ResetOn::Command,
+        origin_timeout_ms: None,
+        share: Share::default(),
+        group_members: 0,
+    }
+}
+
+/// The order was carried out.
+pub fn expect(answer: Result<Result<(), Refusal>, String>) -> Result<(), String> {
+    answer?.map_err(|refusal| format!("an order is refused: {refusal}"))
+}
+
+pub fn image(inode: u64, sectors: u64) -> Origin {
+    let mut image = Disk::new(vec![0; sectors as usize * 512]);
+    image.served = true;
+    Origin {
+        image,
+        inode,
+        ..Origin::default()
+    }
+}
+
+/// Opens a disk on the image at this place.
+pub fn attach(
+    machine: &mut Machine,
+    name: &str,
+    (place, sectors): (usize, u64),
+    tuning: Tuning,
+) -> Result<VolumeId, String> {
+    let id = machine.engine().place(name);
+    machine.devices.places.insert(id, place);
+    let settled = machine.settle(id)?;
+    attach_settled(machine, (id, name), (place, sectors), (settled, tuning))
+}
+
+pub fn attach_settled(
+    machine: &mut Machine,
+    (id, name): (VolumeId, &str),
+    (place, sectors): (usize, u64),
+    (settled, tuning): (Settled, Tuning),
+) -> Result<VolumeId, String> {
+    let spec = spec(name, (place, sectors), tuning);
+    let now = Time(machine.now);
+    let attached = machine.engine().attach(now, id, spec, settled);
+    attached.map_err(|error| format!("not attached: {error}"))?;
+    machine.apply(Event::Tick);
+    Ok(id)
+}
+
+/// The same for a disk that was opened without proof, after the reply to [`Command::Prove`].
+pub fn attach_proved(
+    machine: &mut Machine,
+    (id, name): (VolumeId, &str),
+    (place, sectors): (usize, u64),
+    (settled, tuning): (Settled, Tuning),
+) -> Result<(), String> {
+    let spec = spec(name, (place, sectors), tuning);
+    let (now, memory) = (Time(machine.now), &mut machine.memory);
+    let attached = machine.engine.attach_proved(now, id, spec, settled, memory);
+    attached.map_err(|error| format!("not attached with proof: {error}"))?;
+    machine.apply(Event::Tick);
+    Ok(())
+}
+
+fn spec(name: &str, (place, sectors): (usize, u64), tuning: Tuning) -> VolumeSpec {
+    VolumeSpec {
+        name: name.to_owned(),
+        origin: format!("/images/{name}.raw"),
+        new_uuid: Uuid([7 + place as u8; 16]),
+        policy: Policy::WriteBack,
+        size_bytes: sectors * 512,
+        read_only: false,
+        base_layer: None,
+        journal_possible: true,
+        commit: false,
+        storage: 0,
+        group: String::new(),
+        tuning,
     }
 }
