@@ -16,7 +16,7 @@ use engine::types::{BufferId, RequestId};
 /// Of a thousand asks, so many do not reach the other host.
 const LOST: u64 = 100;
 
-/// What the other host was asked. Nobody waits for it any more where the owner has gone.
+/// What the other host was asked. Where the owner has gone nothing waits for it.
 struct Forwarded {
     ask: Option<Io>,
     request: RequestId,

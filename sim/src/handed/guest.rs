@@ -41,7 +41,7 @@ enum Asked {
 struct Sector {
     /// The number of each write, and what it has left; the first one is before all of them.
     states: Vec<(usize, u64)>,
-    /// The oldest that somebody may still find.
+    /// The oldest that a read may still find.
     oldest: usize,
 }
 
@@ -58,7 +58,7 @@ impl Sector {
         self.oldest = self.oldest.max(at.expect("it was asked for"));
     }
 
-    /// Somebody has found this, who may find nothing older than that.
+    /// A read has found this, and may find nothing older than that.
     fn is_found(&mut self, stamp: u64, oldest: usize) -> Result<(), String> {
         let behind = self.states[oldest..].iter();
         let at = behind.clone().position(|(_, it)| *it == stamp);
@@ -272,7 +272,7 @@ impl Guest {
         self.asked.clear();
     }
 
-    /// All that was written is promised, and nobody waits: goes on from there.
+    /// All that was written is promised, and nothing waits: goes on from there.
     pub fn settle(&mut self) -> Result<(), String> {
         self.model.settle()?;
         self.sectors = held(&self.model);
