@@ -199,6 +199,15 @@ impl Manager {
         }
         self.next_job(name);
         self.end_if_removed(name);
+        // The new owner has asked too early, and would ask again in a second.
+        let entry = self.entries.get(name).filter(|_| deposed);
+        let unit = entry.and_then(|it| it.unit.as_ref()).map(|(_, unit)| unit);
+        let newest = unit.and_then(|it| it.newest().filter(|record| it.has_let_go(record)));
+        let me = self.member.me.host;
+        let drainer = |it: &&Record| it.drainer().is_some_and(|drainer| drainer.host == me);
+        if let Some(record) = newest.filter(drainer).cloned() {
+            self.release_to(name, record);
+        }
     }
 
     /// How the volume has begun to be served here.

@@ -9,7 +9,7 @@ use crate::shard::control::CommandReply;
 use engine::event::Credit;
 use engine::types::{PeerId, Serial, Time, Uuid, VolumeId};
 use node::copy::Copy;
-use node::message::About;
+use node::message::{About, Body};
 use node::record::{Holder, Member, Record};
 use node::set::{self, Set};
 use node::taker::{Ownership, Taker};
@@ -90,6 +90,8 @@ pub(super) struct Owning {
     pub serving: bool,
     /// It is served with the right to write its image.
     pub drains: bool,
+    /// What the host that has the right said before the unit was this host's.
+    pub early_word: Option<(Uuid, Body)>,
     /// The host that had the right before, and has said that it lets go of the image.
     pub former: Option<Uuid>,
     pub streams: BTreeMap<Uuid, Stream>,
@@ -126,6 +128,7 @@ impl Owning {
             volume: None,
             serving: false,
             drains: false,
+            early_word: None,
             former: None,
             streams: BTreeMap::new(),
             pending: Vec::new(),

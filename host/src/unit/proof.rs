@@ -135,6 +135,11 @@ impl Manager {
 
     /// The drainer of before says that it writes no more.
     pub(super) fn hear_released(&mut self, name: &str, from: Uuid, body: Body) {
+        let owning = self.owning(name).filter(|it| it.set().is_none());
+        if let Some(owning) = owning {
+            owning.early_word = Some((from, body));
+            return;
+        }
         let waited = self.waits_for(name);
         self.set_event(name, node::set::Event::Heard { from, body });
         if let (Some(host), None) = (waited, self.waits_for(name)) {

@@ -341,6 +341,10 @@ impl Manager {
         }
         self.tell_newer(name);
         self.set_event(name, set::Event::Begin);
+        let early = self.owning(name).and_then(|it| it.early_word.take());
+        if let Some((from, word)) = early {
+            self.hear_released(name, from, word);
+        }
     }
 
     /// Others show who has it.

@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn a_slice_has_what_was_answered_in_it() {
         let lasts = Duration::from_millis(1000);
-        let slot = slot(150, 1000);
+        let slot = slot(160, 1000);
         let medians = [0, 1, 2].map(|at| slot.slice(at, lasts).p50_us);
         assert_eq!(medians, [Some(5000.0), Some(5000.0), Some(100.0)]);
         assert_eq!(slot.slice(9, lasts).requests, 100);
