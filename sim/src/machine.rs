@@ -11,7 +11,7 @@ use crate::disk::{Disk, Power, SyncPoint};
 use crate::memory::SimMemory;
 use crate::model::Change;
 use crate::rng::Rng;
-use engine::engine::{Config, Engine, Otherwise, Settled, device_bytes, format_cache};
+use engine::engine::{Config, Engine, OpenError, Otherwise, Settled, device_bytes, format_cache};
 use engine::event::{
     Action, Admission, Batch, Command, Device, Event, Io, IoError, Op, Refusal, ResetOn, Share,
     Tuning, VolumeSpec,
@@ -474,15 +474,44 @@ pub fn attach(
 pub fn attach_settled(
     machine: &mut Machine,
     (id, name): (VolumeId, &str),
-    (place, sectors): (usize, u64),
-    (settled, tuning): (Settled, Tuning),
+    place: (usize, u64),
+    with: (Settled, Tuning),
 ) -> Result<VolumeId, String> {
-    let spec = spec(name, (place, sectors), tuning);
-    let now = Time(machine.now);
-    let attached = machine.engine().attach(now, id, spec, settled);
-    attached.map_err(|error| format!("not attached: {error}"))?;
-    machine.apply(Event::Tick);
+    let opened = open(machine, (id, name), place, with);
+    opened.map_err(|error| format!("not attached: {error}"))?;
     Ok(id)
+}
+
+/// The same where a journal of this cache is left to the engine, if its log has what that has.
+pub fn attach_own(
+    machine: &mut Machine,
+    of: (VolumeId, &str),
+    place: (usize, u64),
+    (former, tuning): (bool, Tuning),
+) -> Result<VolumeId, String> {
+    let mut settled = machine.settle_own(of.0)?;
+    settled.former = former;
+    match open(machine, of, place, (settled, tuning)) {
+        Err(OpenError::JournalFirst) => {
+            let mut settled = machine.settle(of.0)?;
+            settled.former = former;
+            attach_settled(machine, of, place, (settled, tuning))
+        }
+        Err(error) => Err(format!("not attached: {error}")),
+        Ok(()) => Ok(of.0),
+    }
+}
+
+fn open(
+    machine: &mut Machine,
+    (id, name): (VolumeId, &str),
+    place: (usize, u64),
+    (settled, tuning): (Settled, Tuning),
+) -> Result<(), OpenError> {
+    let (now, spec) = (Time(machine.now), spec(name, place, tuning));
+    machine.engine().attach(now, id, spec, settled)?;
+    machine.apply(Event::Tick);
+    Ok(())
 }
 
 /// The same for a disk that was opened without proof, after the reply to [`Command::Prove`].

@@ -7,7 +7,7 @@
 
 use super::{Handed, ROUNDS_MAX, SECTORS};
 use crate::devices::ledger_of;
-use crate::machine::{attach_proved, attach_settled, expect};
+use crate::machine::{attach_own, attach_proved, attach_settled, expect};
 use engine::engine::Settled;
 use engine::event::{Command, Event};
 use engine::format::ledger::Progress;
@@ -143,13 +143,15 @@ impl Handed {
     pub(super) fn attach(&mut self, former: bool, own: bool) -> Result<(), String> {
         let id = self.owner.engine().place("disk");
         self.owner.devices.places.insert(id, 0);
-        let mut settled = match own {
-            true => self.owner.settle_own(id)?,
-            false => self.owner.settle(id)?,
+        let (of, place) = ((id, "disk"), (0, SECTORS));
+        self.disk = match own {
+            true => attach_own(&mut self.owner, of, place, (former, self.tuning))?,
+            false => {
+                let mut settled = self.owner.settle(id)?;
+                settled.former = former;
+                attach_settled(&mut self.owner, of, place, (settled, self.tuning))?
+            }
         };
-        settled.former = former;
-        let (of, with) = ((id, "disk"), (settled, self.tuning));
-        self.disk = attach_settled(&mut self.owner, of, (0, SECTORS), with)?;
         self.name_lineage()
     }
 

@@ -28,6 +28,7 @@ mod link;
 
 use crate::devices::Origin;
 use crate::machine::{Machine, Shape, image, tuning};
+use crate::model::stamp_of;
 use crate::rng::Rng;
 use asks::Asks;
 use engine::event::{Admission, Command, Event, Tuning};
@@ -40,6 +41,8 @@ use std::panic::catch_unwind;
 const SECTORS: u64 = 8 * 512 + 4;
 /// Of each log: clean blocks have room beside what is dirty.
 const SEGMENTS: u32 = 48;
+/// Reads under way while all of the disk is read.
+const PIECES_MAX: usize = 3;
 /// A host forgets what is left there of a volume that went so long ago.
 const LEFT_NS: u64 = 3_600_000_000_000;
 /// No request hangs for as long as a part of that.
@@ -231,7 +234,7 @@ impl Handed {
             990 => self.crash_owner()?,
             991 if self.rng.chance(600) => self.crash_peer()?,
             992..=996 => self.prove()?,
-            997 if self.rng.chance(200) => self.rest(),
+            997 if self.rng.chance(60) => self.rest(),
             _ => {}
         }
         self.reap(false)
@@ -296,21 +299,25 @@ impl Handed {
         Err(format!("it never comes to this: {what}"))
     }
 
-    /// All of the disk, in pieces that the read tier has room for.
+    /// All of the disk, some pieces at a time.
     fn read_all(&mut self) -> Result<Vec<u8>, String> {
-        let mut found = Vec::new();
-        let mut sector = 0;
+        let (mut found, mut sector) = (Vec::new(), 0);
         while sector < SECTORS {
-            let sectors = (8 * self.rng.range(1, 9)).min(SECTORS - sector);
-            let (request, buffer) = self.owner.begin_read(self.disk, sector, sectors);
-            let answer = (0..ROUNDS_MAX).find_map(|_| match self.owner.answer(request) {
-                Some(answer) => Some(Ok(answer)),
-                None => self.turn(false).err().map(Err),
-            });
-            let answer = answer.ok_or("a read is never answered")??;
-            answer.map_err(|refusal| format!("not read: {refusal}"))?;
-            found.extend(self.owner.memory.buffer_remove(buffer));
-            sector += sectors;
+            let mut pieces = Vec::new();
+            while sector < SECTORS && pieces.len() < PIECES_MAX {
+                let sectors = (8 * self.rng.range(1, 9)).min(SECTORS - sector);
+                pieces.push(self.owner.begin_read(self.disk, sector, sectors));
+                sector += sectors;
+            }
+            for (request, buffer) in pieces {
+                let answer = (0..ROUNDS_MAX).find_map(|_| match self.owner.answer(request) {
+                    Some(answer) => Some(Ok(answer)),
+                    None => self.turn(false).err().map(Err),
+                });
+                let answer = answer.ok_or("a read is never answered")??;
+                answer.map_err(|refusal| format!("not read: {refusal}"))?;
+                found.extend(self.owner.memory.buffer_remove(buffer));
+            }
         }
         Ok(found)
     }
@@ -324,33 +331,29 @@ impl Handed {
         self.bring_home()?;
         self.judge_disk()?;
         let image = self.owner.devices.origins[0].image.landed();
-        let wanted = self.guest.model.newest();
-        let wanted: Vec<u8> = wanted
-            .iter()
-            .flat_map(|it| it.to_le_bytes().repeat(64))
-            .collect();
-        match image == wanted {
-            true => self.judge_image_of_peer(),
-            false => Err("the image is not what was written".to_owned()),
-        }
+        self.judge_bytes(image)
+            .map_err(|what| format!("the image: {what}"))?;
+        self.judge_image_of_peer()
+    }
+
+    fn judge_disk(&mut self) -> Result<(), String> {
+        let found = self.read_all()?;
+        self.judge_bytes(&found)
     }
 
     /// All of the disk is exactly what was written.
-    fn judge_disk(&mut self) -> Result<(), String> {
-        let found = self.read_all()?;
+    fn judge_bytes(&self, found: &[u8]) -> Result<(), String> {
         let wanted = self.guest.model.newest();
-        let words = found.chunks(8).zip(wanted.iter().flat_map(|it| [it; 64]));
-        let wrong = words
-            .enumerate()
-            .find(|(_, (word, wanted))| *word != wanted.to_le_bytes());
-        match wrong {
+        if found.len() != wanted.len() * 512 {
+            return Err(format!("{} bytes are there", found.len()));
+        }
+        let found = found.chunks(512).map(stamp_of);
+        let mut both = found.zip(wanted).enumerate();
+        match both.find(|(_, (found, wanted))| *found != Some(*wanted)) {
             None => Ok(()),
-            Some((at, (word, wanted))) => {
-                let sector = at / 64;
-                Err(format!(
-                    "sector {sector} has {word:?}, and {wanted} was written"
-                ))
-            }
+            Some((sector, (found, wanted))) => Err(format!(
+                "sector {sector} has {found:?}, and {wanted} was written"
+            )),
         }
     }
 
