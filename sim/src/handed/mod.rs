@@ -40,7 +40,7 @@ use std::panic::catch_unwind;
 /// Of the disk, which ends within a block.
 const SECTORS: u64 = 8 * 512 + 4;
 /// Of each log: clean blocks have room beside what is dirty.
-const SEGMENTS: u32 = 48;
+const SEGMENTS: u32 = 44;
 /// Reads under way while all of the disk is read.
 const PIECES_MAX: usize = 3;
 /// A host forgets what is left there of a volume that went so long ago.
@@ -63,7 +63,7 @@ impl Options {
         Options {
             seed,
             hand_overs: 6,
-            steps: 300,
+            steps: 240,
         }
     }
 }
