@@ -42,6 +42,8 @@ rules::list! {
         BelieveBatch,
         /// 13.C16: what the image has got since is asked of the host that had the volume before.
         StaleRemoteRead,
+        /// 13.C16: what a journal brought to the image meanwhile is asked of the host before.
+        ReadUnreached,
         /// 13.C16: a host serves what it has left to one that does not know what it has missed.
         ServeOtherTime,
         /// 8: a batch leaves without room that its peer has promised.

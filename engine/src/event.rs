@@ -19,6 +19,9 @@ use crate::types::{
 use alloc::string::String;
 use alloc::vec::Vec;
 
+/// Blocks of one [`Event::ReadLeft`], and of one request to a [`Device::Former`].
+pub const LEFT_BLOCKS_MAX: u64 = 64;
+
 /// Something that happened.
 #[derive(Clone, Debug)]
 pub enum Event {

@@ -57,7 +57,7 @@ pub struct Settled {
     /// What the ledger said to be dirty was given up just now.
     pub loss_accepted: bool,
     /// The host that had the volume before lives, and may be asked for what it has clean of the
-    /// image: nobody has written that since it was let go of there.
+    /// image: since it has let go of that, no write has gone there that has no serial.
     pub former: bool,
     /// Another host may still write the image: neither its ledger nor its journal was looked at.
     /// Only who has all that is not there, by the records of a cluster, can go on.

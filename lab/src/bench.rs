@@ -26,6 +26,5 @@ pub mod replicas;
 pub mod restart;
 mod rings;
 mod rounds;
-pub mod slow_host;
 mod wire;
 mod work;

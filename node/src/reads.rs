@@ -15,10 +15,11 @@
 use crate::codec::{In, Out};
 use crate::frame::{FrameError, HEADER_BYTES, Header, Kind, Numbers};
 use alloc::vec::Vec;
+use engine::event::LEFT_BLOCKS_MAX;
 use engine::types::{BLOCK_BYTES, Serial, Uuid};
 
 /// As many as an engine asks for at once.
-pub const BLOCKS_MAX: usize = 64;
+pub const BLOCKS_MAX: usize = LEFT_BLOCKS_MAX as usize;
 
 /// A question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

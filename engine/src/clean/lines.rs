@@ -447,7 +447,8 @@ impl Lines {
     /// them.
     pub fn ask_former(&mut self, layer: Layer, since: Serial, maps: &[ExtentMap]) {
         self.remote.comes(layer, since);
-        for piece in maps.iter().flat_map(|map| map.pieces_from(0)) {
+        let maps = maps.iter().filter(|_| !has(Bug::ReadUnreached));
+        for piece in maps.flat_map(|map| map.pieces_from(0)) {
             let first = piece.span.sector / BLOCK_SECTORS;
             self.remote.was_written(layer, first, piece.span.blocks());
         }

@@ -9,7 +9,7 @@
 //! Always true: a block is asked for only while nothing of its 64 KiB was written to the image
 //! since the volume came, so that what the former host has of it is what the image has; the former
 //! host answers only if the asker knows all that was destaged since it let go. What is left here
-//! is of a volume that is not served here, and nobody changes it. Neither outlives the engine.
+//! is of a volume that is not served here, and does not change. Neither outlives the engine.
 //! Deliberately absent: which host that is, and how blocks come from there (the host says so).
 
 use crate::adversary::{Bug, has};
@@ -156,7 +156,6 @@ impl Remote {
         if former.asked < WINDOW_BLOCKS {
             return;
         }
-        assert!(former.missing <= former.asked, "it counts both");
         let present = former.asked - former.missing;
         let worth = present >= former.asked / PRESENT_PART;
         (former.asked, former.missing) = (0, 0);

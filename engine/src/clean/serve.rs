@@ -13,7 +13,7 @@ use super::layers::is_base;
 use super::lines::Lines;
 use super::remote::{Row, Serving};
 use crate::adversary::{Mark, mark};
-use crate::event::{Device, Event, Op, Purpose, Refusal};
+use crate::event::{Device, Event, LEFT_BLOCKS_MAX, Op, Purpose, Refusal};
 use crate::log::Log;
 use crate::memory::{Area, Place, Slice};
 use crate::outbox::{Cx, Pending};
@@ -21,9 +21,6 @@ use crate::ram::{CleanCache, Key, Layer, Lookup, RamTier};
 use crate::types::{BLOCK_BYTES, BufferId, RequestId, Serial, Time, Uuid};
 use alloc::vec::Vec;
 use core::ops::Range;
-
-/// Blocks of one read.
-pub const BLOCKS_MAX: u64 = 64;
 
 /// What another host asks for.
 #[derive(Clone, Debug)]
@@ -88,7 +85,7 @@ impl Lines {
     pub fn serve(&mut self, cx: &mut Cx<'_>, (ram, log): (&mut RamTier, &mut Log), asked: Asked) {
         let (request, first_block, buffer) = (asked.request, asked.blocks.start, asked.buffer);
         let count = asked.blocks.end - first_block;
-        let fits = (1..=BLOCKS_MAX).contains(&count);
+        let fits = (1..=LEFT_BLOCKS_MAX).contains(&count);
         let layer = self.remote.left(asked.volume, asked.since);
         let layer = layer.filter(|_| fits);
         let rows = layer.and_then(|layer| self.rows(cx, (ram, log), &asked, layer));
@@ -153,7 +150,10 @@ impl Lines {
             }
         }
         let found: u32 = rows.iter().map(|row| row.blocks).sum();
-        assert!(u64::from(found) <= BLOCKS_MAX, "no block is read twice");
+        assert!(
+            u64::from(found) <= LEFT_BLOCKS_MAX,
+            "no block is read twice"
+        );
         Some(rows)
     }
 

@@ -14,7 +14,7 @@ use super::checkpoint::Waiter;
 use super::image::of_ledger;
 use super::keep::name_of;
 use crate::adversary::{Bug, Mark, has, mark};
-use crate::clean::is_base;
+use crate::clean::{Lines, is_base};
 use crate::event::{Device, Op, Purpose, Refusal, Stat, VolumeSpec};
 use crate::format::checkpoint::{NAME_BYTES_MAX, ORIGIN_BYTES_MAX};
 use crate::format::ledger::{LOSS_ACCEPTED, Ledger, OWNER_BYTES_MAX, PAST_LOG, Progress};
@@ -83,6 +83,7 @@ impl Core {
         self.check_journal(id, &mut settled)?;
         self.check_proof(id, &spec, &settled)?;
         let left = settled.journal_left;
+        let known = self.volumes.get(id).map(known_of_image);
         let mut volume = self.join(id, &spec, &settled)?;
         let commits = written && spec.commit;
         let overlay = match commits {
@@ -96,7 +97,6 @@ impl Core {
         }
         volume.take(&spec);
         volume.begins(settled.unproved);
-        let known = volume.destaged();
         volume.finds_ledger(ledger.as_ref());
         let dropped = drop_destaged(&mut volume);
         let unchanged = settled.origin.filter(|_| dropped.is_empty());
@@ -104,13 +104,10 @@ impl Core {
         policy_at_attach(&mut volume, &spec, ledger.as_ref());
         let plans = written && volume.policy == Policy::WriteBack || commits;
         volume.finds_journal(ledger.as_ref().filter(|_| left), plans);
-        volume.finds_layer(self.layer_of(&volume, spec.base_layer, unchanged));
-        self.lines.comes_back(volume.uuid());
-        // Only destages of this host change its image from here on.
-        let knows = volume.policy == Policy::WriteBack && !volume.is_read_only();
-        let knows = knows && !volume.is_unproved() && !is_base(volume.layer());
-        if settled.former && knows {
-            self.lines.ask_former(volume.layer(), known, &dropped);
+        let layer = self.layer_of(&volume, spec.base_layer, unchanged);
+        keep_in_layer(&mut self.lines, &mut volume, layer);
+        if settled.former {
+            ask_former(&mut self.lines, &volume, (known, &dropped));
         }
         dropped
             .into_iter()
@@ -659,6 +656,39 @@ fn policy_at_attach(volume: &mut Volume, spec: &VolumeSpec, ledger: Option<&Ledg
         spec.policy
     };
     volume.logged_policy = volume.policy;
+}
+
+/// What is kept clean of a volume that comes is in this layer. It may have had another one, before
+/// it was let go of.
+fn keep_in_layer(lines: &mut Lines, volume: &mut Volume, layer: Layer) {
+    lines.forget_layer(volume.layer());
+    volume.finds_layer(layer);
+    lines.comes_back(volume.uuid());
+}
+
+/// The host that had the volume before may be asked, if only destages of this one change its image
+/// from here on. `dropped`: what the image has got of the log since.
+fn ask_former(
+    lines: &mut Lines,
+    volume: &Volume,
+    (known, dropped): (Option<(Serial, Serial)>, &[ExtentMap]),
+) {
+    let knows = volume.policy == Policy::WriteBack && !volume.is_read_only();
+    if !knows || volume.is_unproved() || is_base(volume.layer()) {
+        return;
+    }
+    let reached = volume.destaged();
+    let known = known.filter(|(_, end)| reached <= *end);
+    let since = known.map_or(reached, |(since, _)| since);
+    lines.ask_former(volume.layer(), since, dropped);
+}
+
+/// How much of a volume was at its image when its log heard of that last, and the newest write that
+/// the log has. All between them is in its epochs.
+fn known_of_image(volume: &Volume) -> (Serial, Serial) {
+    let newest = volume.epochs.back().map(|epoch| epoch.last_serial);
+    let destaged = volume.destaged();
+    (destaged, newest.unwrap_or(destaged).max(destaged))
 }
 
 /// What is at the origin by now is clean.

@@ -10,7 +10,7 @@ use super::Core;
 use super::read_op::{FILL_BLOCKS_MAX, clip};
 use crate::adversary::{Bug, Mark, has, mark};
 use crate::clean::is_base;
-use crate::event::{Admission, Device, IoError, Op, Purpose, Refusal};
+use crate::event::{Admission, Device, IoError, LEFT_BLOCKS_MAX, Op, Purpose, Refusal};
 use crate::log::Log;
 use crate::memory::{Place, Slice};
 use crate::origin::{self, Extent, Lies, Resolved};
@@ -19,6 +19,11 @@ use crate::ram::{CleanCache, Key, Layer, Lookup, Published, RamTier};
 use crate::types::{BLOCK_BYTES, BLOCK_SECTORS, SECTOR_BYTES, SegmentIndex, Span, Time, VolumeId};
 use alloc::vec::Vec;
 use core::ops::Range;
+
+const _: () = assert!(
+    FILL_BLOCKS_MAX <= LEFT_BLOCKS_MAX,
+    "another host is asked for a fill at once"
+);
 
 /// Where blocks of a fill come from.
 #[derive(Clone, Copy)]
@@ -383,17 +388,11 @@ impl Core {
         match self.reading.fill(id).source {
             Source::Origin(_) => self.issue_fill(cx, id),
             Source::Former(volume) => {
-                let at = self.reading.fill(id).first_block * BLOCK_BYTES;
+                let fill = self.reading.fill(id);
+                let (at, slices) = (fill.first_block * BLOCK_BYTES, fill.slices());
                 let (pending, purpose) = (Pending::FormerRead { fill: id }, Purpose::GuestRead);
-                let slices = self.reading.fill(id).slices();
-                cx.transfer(
-                    pending,
-                    purpose,
-                    Device::Former(volume),
-                    Op::Read,
-                    at,
-                    slices,
-                );
+                let device = Device::Former(volume);
+                cx.transfer(pending, purpose, device, Op::Read, at, slices);
             }
             Source::Device { base, .. } => self.issue_line_read(cx, id, base),
         }

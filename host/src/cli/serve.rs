@@ -7,7 +7,7 @@
 use super::live::{Live, start_error};
 use super::log::{self, Style};
 use super::supervisor::Supervisor;
-use super::{Context, cache, clustered};
+use super::{Context, arguments, cache, clustered};
 use crate::admin::Admin;
 use crate::admin::events::{Kind as EventKind, Notice, Severity};
 use crate::admin::held::Retries;
@@ -15,7 +15,7 @@ use crate::admin::server::{self, Server};
 use crate::cluster::{LinkEvent, Links, Settings as LinkSettings};
 use crate::config::cluster::Cluster;
 use crate::config::{self, Config, LogFormat, Volume, check, state};
-use crate::daemon::{Daemon, Why};
+use crate::daemon::{Daemon, SanSettings, Why};
 use crate::error::{Error, Kind, Result, cause};
 use crate::shard;
 use crate::sys;
@@ -36,6 +36,9 @@ pub struct Serve {
     /// How the lines of the log look; default: as the configuration says
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<log::Format>,
+    /// For benchmarks: each request to an image takes so much longer
+    #[arg(long, value_name = "TIME", hide = true)]
+    origin_latency: Option<String>,
 }
 
 pub fn run(context: &Context, command: &Serve) -> Result<()> {
@@ -107,7 +110,7 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
     let mut signals = runtime.block_on(async { Signals::new() })?;
     let supervisor = Supervisor::from_environment();
     supervisor.starting();
-    let daemon = start_daemon(&config, &volumes, command.strict)?;
+    let daemon = start_daemon(&config, &volumes, command)?;
     let group = config.socket_group();
     let listen = config.listen.clone();
     let live = Box::new(Live::new(daemon.clone()));
@@ -165,9 +168,19 @@ fn stop(daemon: &Daemon) -> Result<()> {
 }
 
 /// A daemon that serves its volumes; where it is to be strict, all of them.
-fn start_daemon(config: &Config, volumes: &[Volume], strict: bool) -> Result<Arc<Daemon>> {
+fn start_daemon(config: &Config, volumes: &[Volume], command: &Serve) -> Result<Arc<Daemon>> {
+    let strict = command.strict;
     let mut settings = config.settings(volumes);
     settings.strict = strict;
+    if let Some(text) = &command.origin_latency {
+        let san = SanSettings {
+            latency: arguments::latency("--origin-latency", text)?,
+            iops: None,
+            bandwidth_bytes: None,
+        };
+        let volumes = settings.volumes.iter_mut();
+        volumes.for_each(|volume| volume.san = Some(san));
+    }
     let daemon = Arc::new(Daemon::start(settings).map_err(start_error)?);
     let held = daemon.held().into_iter();
     let held = held

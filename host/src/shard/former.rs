@@ -7,7 +7,7 @@
 //! other host: Read ─▶ (a buffer) ─▶ ReadLeft ─▶ reply ─▶ Blocks
 //! ```
 //! Always true: a request of the engine ends once, with all of its bytes or with none; a block
-//! counts only with the checksum that it was sent with; what is late waits for nobody, because the
+//! counts only with the checksum that it was sent with; what is late is not waited for, because the
 //! image has the same; a host that was late a few times in a row, or has sent what it did not
 //! mean, is asked no more. So many reads are under way at most, each way. Deliberately absent:
 //! which blocks may be asked for (the engine), and connections (`cluster::data`).
@@ -265,6 +265,8 @@ mod tests {
     struct Way {
         frames: Mutex<Vec<Vec<u8>>>,
         ended: Mutex<bool>,
+        /// The other end is not known to take reads.
+        unknown: Mutex<bool>,
     }
 
     impl Outlet for Way {
@@ -277,7 +279,7 @@ mod tests {
         }
 
         fn takes_reads(&self) -> bool {
-            true
+            !*self.unknown.lock().expect("whole")
         }
     }
 
@@ -418,6 +420,11 @@ mod tests {
         assert_eq!(host.ask(99), Some(io(99)), "enough is on its way");
         host.formers.forget(VOLUME);
         assert_eq!(host.ask(99), Some(io(99)));
+        let mut host = Host::new();
+        *host.way.unknown.lock().expect("whole") = true;
+        assert_eq!(host.ask(1), Some(io(1)), "it may be of another version");
+        *host.way.unknown.lock().expect("whole") = false;
+        assert_eq!(host.ask(2), None);
     }
 
     #[test]

@@ -220,21 +220,16 @@ impl Host {
             }
             _ => {}
         }
-        let served = self.serve(&this_program()?)?;
+        let mut command = own_process::command(&this_program()?, Stdio::null());
+        command.arg("serve").arg("--config").arg(&self.config);
+        if !self.origin_latency.is_zero() {
+            let latency = format!("{}ms", self.origin_latency.as_millis());
+            command.args(["--origin-latency", &latency]);
+        }
+        let served = Served::running(command, &self.run_dir)?;
         fs::write(&self.pid_file, served.pid().to_string()).map_err(failed)?;
         self.served = Some(served);
         Ok(())
-    }
-
-    fn serve(&self, program: &Path) -> Result<Served> {
-        if self.origin_latency.is_zero() {
-            return Served::start(program, &self.config, &self.run_dir);
-        }
-        let mut command = own_process::command(program, Stdio::null());
-        let latency = self.origin_latency.as_millis().to_string();
-        command.arg("--config").arg(&self.config);
-        command.args(["bench", "host", "--origin-latency-ms", &latency]);
-        Served::running(command, &self.run_dir)
     }
 
     fn served(&self) -> &Served {

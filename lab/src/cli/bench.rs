@@ -45,7 +45,6 @@ pub fn run(context: &Context, command: &Bench) -> Result<()> {
         Bench::Replicas(command) => bench_cluster::replicas(context, command),
         Bench::Failover(command) => bench_cluster::failover(context, command),
         Bench::Migrate(command) => bench_cluster::migrate(context, command),
-        Bench::Host(command) => bench_cluster::host(context, command),
         Bench::Images(command) => images(context, command),
         Bench::Cow(command) => bench_cow::run(context, command),
     }

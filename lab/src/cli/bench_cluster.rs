@@ -3,12 +3,11 @@
 //! Always true: the hosts are made for the run, and a host of this machine is left alone.
 
 use super::bench::directory;
-use super::tools::{BenchFailover, BenchHost, BenchMigrate, BenchReplicas};
-use crate::bench::{failover, migrate, replicas, slow_host};
+use super::tools::{BenchFailover, BenchMigrate, BenchReplicas};
+use crate::bench::{failover, migrate, replicas};
 use host::cli::arguments::{latency, size};
 use host::cli::{Context, output, progress};
 use host::error::Result;
-use std::time::Duration;
 
 pub fn replicas(context: &Context, command: &BenchReplicas) -> Result<()> {
     let asked = |load: &replicas::Load| command.loads.iter().any(|name| name == load.key());
@@ -86,9 +85,4 @@ pub fn migrate(context: &Context, command: &BenchMigrate) -> Result<()> {
         let (headline, machine) = (report.headline(), report.machine());
         format!("{headline}\n{machine}\n\n{table}\n{findings}\n\n{switch}")
     })
-}
-
-pub fn host(context: &Context, command: &BenchHost) -> Result<()> {
-    let latency = Duration::from_millis(command.origin_latency_ms);
-    slow_host::run(context.load()?, latency)
 }

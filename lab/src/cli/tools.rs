@@ -121,9 +121,6 @@ pub enum Bench {
     /// lives, and after that one was killed and has nothing left. Then the time from the guest's
     /// goodbye to its first answer is measured by what is dirty.
     Migrate(BenchMigrate),
-    /// One host of `bench migrate`
-    #[command(hide = true)]
-    Host(BenchHost),
     /// What a qcow2 clone costs more than a raw image: requests, destages, the guard, memory
     Images(BenchImages),
     /// The evaluation of the COWCache paper: a cache below copy-on-write against Tenuto, offline
@@ -333,14 +330,6 @@ pub struct BenchMigrate {
     /// Directory on the device that holds the caches; default: that of temporary files
     #[arg(long, value_name = "DIR")]
     pub path: Option<PathBuf>,
-}
-
-/// What a daemon of a benchmark needs beside its configuration.
-#[derive(Clone, Debug, Args)]
-pub struct BenchHost {
-    /// Latency of the simulated SAN below all volumes, in milliseconds
-    #[arg(long, value_name = "N")]
-    pub origin_latency_ms: u64,
 }
 
 #[derive(Clone, Debug, Args)]

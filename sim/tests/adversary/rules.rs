@@ -241,7 +241,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::GoOnBehindRefused
         | Bug::BelieveBatch
         | Bug::SendBeyondCredit => Pairs,
-        Bug::StaleRemoteRead | Bug::ServeOtherTime => HandOvers,
+        Bug::StaleRemoteRead | Bug::ReadUnreached | Bug::ServeOtherTime => HandOvers,
         Bug::SkipSwitchSync | Bug::KeepLayer => Switches,
         Bug::ElideAcrossRecords => Swarm,
         Bug::SkipDirectSync

@@ -99,12 +99,8 @@ impl Stage {
         self.offset += STEP_BYTES;
         let remote = number(&self.pair.served(to).volume(NAME)?["reads"]["remote"])?;
         // A host may count anew from when it has got a volume.
-        let was = if remote < self.remote[to] {
-            0
-        } else {
-            self.remote[to]
-        };
-        self.remote[to] = remote;
+        let before = core::mem::replace(&mut self.remote[to], remote);
+        let was = if remote < before { 0 } else { before };
         Ok(Switch {
             dirty_bytes,
             ordered,
