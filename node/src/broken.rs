@@ -21,6 +21,8 @@ pub enum Rule {
     FreezeEndsStream,
     /// A restart between record and fork freezes again.
     RestartFreezes,
+    /// C6: a member counts when it has taken the fork of its new owner.
+    MembersTakeForks,
     /// Correction 3, H18: the forks of a copy that comes back are compared.
     ForksAreCompared,
     /// A copy that is not complete is no source.

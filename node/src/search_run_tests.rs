@@ -13,24 +13,26 @@ fn hash(world: &World) -> u64 {
 /// What a test does before it searches: each step by the begin of its name, with all messages.
 fn walk(bounds: Bounds, steps: &[&str]) -> World {
     leave_out(None);
-    steps.iter().fold(World::new(), |mut world, step| {
-        let told = match *step {
-            "0 is set" => Some(set::Event::AtOrigin(true)),
-            "0 hears of a guest" => Some(set::Event::Standby(Some(id(1, 2)))),
-            _ => None,
-        };
-        if let Some(told) = told {
-            world.tell(0, Told::Set(told));
-            return world;
-        }
-        let next = world.next(bounds);
-        let names: Vec<String> = next.iter().map(|(name, _)| name.clone()).collect();
-        let mut next = next.into_iter().filter(|(name, _)| name.starts_with(step));
-        let next = next.next_back();
-        let (_, next) = next.unwrap_or_else(|| panic!("no step: {step} of {names:?}"));
-        assert_eq!(next.check(), None, "after {step}");
-        next
-    })
+    steps
+        .iter()
+        .fold(World::new(bounds.copies), |mut world, step| {
+            let told = match *step {
+                "0 is set" => Some(set::Event::AtOrigin(true)),
+                "0 hears of a guest" => Some(set::Event::Standby(Some(id(1, 2)))),
+                _ => None,
+            };
+            if let Some(told) = told {
+                world.tell(0, Told::Set(told));
+                return world;
+            }
+            let next = world.next(bounds);
+            let names: Vec<String> = next.iter().map(|(name, _)| name.clone()).collect();
+            let mut next = next.into_iter().filter(|(name, _)| name.starts_with(step));
+            let next = next.next_back();
+            let (_, next) = next.unwrap_or_else(|| panic!("no step: {step} of {names:?}"));
+            assert_eq!(next.check(), None, "after {step}");
+            next
+        })
 }
 
 /// Searches all states; the number of them and whether those are all, or the steps to the first
@@ -82,6 +84,7 @@ const BOUNDS: Bounds = Bounds {
     lags: false,
     origin: false,
     standby: false,
+    copies: 1,
 };
 
 /// Without crashes, and with one change more.
@@ -137,6 +140,18 @@ const TAKEN: [&str; 8] = [
     "2 asks 1",
 ];
 
+/// Of two copies one was taken over.
+const ONE_OF_TWO: [&str; 8] = [
+    "0 writes 1",
+    "0 sends to 1",
+    "0 sends to 2",
+    "0 acknowledges",
+    "1 takes with 1",
+    "1 links 2",
+    "link 2 arrives",
+    "1 hears how 2 was decided",
+];
+
 #[test]
 fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
     let learns = Bounds {
@@ -164,6 +179,11 @@ fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
         changes: 4,
         ..gives
     };
+    let two = Bounds {
+        copies: 2,
+        ..BOUNDS
+    };
+    let both = Bounds { copies: 2, ..again };
     let fenced = [&TAKEN[..], &["0 crashes", "2 has proof", "2 has prepared"]].concat();
     for (name, bounds, steps, default) in [
         ("as begun", BOUNDS, &[][..], 30_000),
@@ -175,6 +195,8 @@ fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
         ("at the origin", origin, &AT_ORIGIN, 15_000),
         ("with a standby", standby, &STANDBY[..1], 15_000),
         ("moved to it", standby, &STANDBY, 15_000),
+        ("with two copies", two, &[], 15_000),
+        ("after one of two was taken over", both, &ONE_OF_TWO, 15_000),
     ] {
         let found = search(bounds, walk(bounds, steps), None, most(default));
         let (states, whole) = found.unwrap_or_else(|steps| panic!("{}", steps.join("\n")));
@@ -199,6 +221,7 @@ fn a_rule_of_the_copies_that_is_left_out_is_noticed() {
         ..twice
     };
     let sent = ["0 writes 1", "0 sends to 1"];
+    let two = Bounds { copies: 2, ..CALM };
     let origin = Bounds {
         origin: true,
         ..CALM
@@ -211,6 +234,7 @@ fn a_rule_of_the_copies_that_is_left_out_is_noticed() {
         (Rule::LearnerHasCuts, CALM, &ALONE),
         (Rule::FreezeEndsStream, CALM, &[]),
         (Rule::RestartFreezes, BOUNDS, &[]),
+        (Rule::MembersTakeForks, two, &sent),
         (Rule::ForksAreCompared, lags, &sent),
         (Rule::SourceIsComplete, twice, &TAKEN),
         (Rule::LastCompleteStays, again, &TAKEN),

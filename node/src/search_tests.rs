@@ -138,13 +138,15 @@ struct Bounds {
     origin: bool,
     /// Its guest may move to the third host.
     standby: bool,
+    /// On other hosts, at the begin.
+    copies: u8,
 }
 
 type Steps = Vec<(String, World)>;
 
 impl World {
-    /// The first host owns the unit with a copy on the second one; nothing was written.
-    fn new() -> World {
+    /// The first host owns the unit with copies on so many others; nothing was written.
+    fn new(copies: u8) -> World {
         let member = |at: u8| Member {
             host: id(1, at),
             cache: id(2, at),
@@ -163,10 +165,10 @@ impl World {
             },
             drainer: None,
             given: 1,
-            wanted: 1,
+            wanted: copies,
             degraded: None,
             at_origin: false,
-            members: vec![member(0), member(1)],
+            members: (0..=copies).map(member).collect(),
         };
         let mut world = World {
             hosts: (0..HOSTS).map(|_| Host::new()).collect(),
@@ -193,11 +195,13 @@ impl World {
         let owns = Ownership::alone(alone, member(0), &empty, Serial(0)).expect("serials");
         let owns = Ownership { record, ..owns };
         world.hosts[0].holdings = vec![Holding::of(Copy::begin(&owns, About::default()))];
-        let mut other = Copy::begin(&owns, About::default()).durable().clone();
-        (other.member, other.history) = (member(1), owns.history.upto(Serial(0)));
-        let mut copy = Copy::recover(other);
-        copy.handle(&mut vec![], copy::Event::Recovered(Serial(0)));
-        world.hosts[1].holdings = vec![Holding::of(copy)];
+        for at in 1..=copies {
+            let mut other = Copy::begin(&owns, About::default()).durable().clone();
+            (other.member, other.history) = (member(at), owns.history.upto(Serial(0)));
+            let mut copy = Copy::recover(other);
+            copy.handle(&mut vec![], copy::Event::Recovered(Serial(0)));
+            world.hosts[usize::from(at)].holdings = vec![Holding::of(copy)];
+        }
         world.hosts[0].side = Side::Owns(Set::new(holder(0, 1), owns));
         world.tell(0, Told::Set(set::Event::Begin));
         world.deliver(usize::MAX, |_| true);
@@ -285,7 +289,11 @@ impl World {
         let all = self.hosts.iter().flat_map(|host| &host.holdings);
         let named = all.filter(|it| owns.record.members.contains(&it.durable().member));
         let has = |it: &&Holding| it.durable().from <= Serial(0);
-        let whole = named.filter(has).max_by_key(|it| it.writes.len());
+        // What was frozen; of an owner that begins again, what it had been.
+        let frozen = |it: &&Holding| it.durable().member.copy == owns.source;
+        let whole = named
+            .filter(has)
+            .max_by_key(|it| (frozen(it), it.writes.len()));
         let base: Vec<Write> = whole.map_or(vec![], |it| it.writes.clone());
         let base = base.into_iter().filter(|it| it.0 <= owns.from.0).collect();
         let host = &mut self.hosts[usize::from(at)];
@@ -403,8 +411,8 @@ impl World {
                 None => return,
             }
         }
-        // An owner whose copy is frozen is none any more.
-        if let Body::Freeze { record, .. } = &body
+        // An owner whose copy is frozen, or opened by another one, is none any more.
+        if let Body::Freeze { record, .. } | Body::Open { record, .. } = &body
             && *record.owner.as_ref().expect("a taker") != holder(to, host.session)
         {
             let seen = Record::clone(record);

@@ -265,7 +265,11 @@ impl Set {
         // A record that is not degraded vouches for its members until they say more.
         let whole = owns.record.degraded.is_none();
         let from = Serial(if whole { 0 } else { u64::MAX });
-        let peer = |member: &Member| Peer::of(*member, At::Closed, from, false);
+        let believed = has(Rule::MembersTakeForks).then_some(end);
+        let peer = |member: &Member| Peer {
+            durable: believed,
+            ..Peer::of(*member, At::Closed, from, false)
+        };
         let others = owns.record.members.iter();
         let others = others.filter(|member| **member != owns.own);
         Set {

@@ -12,7 +12,10 @@
 //! owner before has acknowledged between both is in it. Always true: the fork of this ownership is
 //! durable in the own copy before it is served. An own copy counts only after that; a restart
 //! between the record and the fork freezes again. A copy whose host still reads its log, that is
-//! damaged, or that is not complete is no source, and is not taken for an absent one either.
+//! damaged, or that is not complete is no source, and is not taken for an absent one either. The
+//! other copies stay members, but for that of the owner before: each has all that was acknowledged,
+//! so any of them can be frozen, and one counts again when it has taken the fork; see
+//! [`crate::set`].
 //! Serving and writing the origin are two rights: the record keeps the drainer of before, with its
 //! epoch, until there is proof (C7, C9); see [`crate::set`].
 //!
@@ -259,6 +262,11 @@ impl Taker {
         generation.is_some_and(|it| it.term == self.record.given) || has(Rule::RestartFreezes)
     }
 
+    /// The first of them that answers is gone on from. The own one is asked alone.
+    fn freezes(&self, source: &Member, member: &Member) -> bool {
+        source == member || source.host != self.me.host && member.host != self.me.host
+    }
+
     fn ask(&mut self, cx: &mut Cx<'_>) {
         match &self.state {
             State::Probing => {
@@ -267,11 +275,17 @@ impl Taker {
                     cx.out.push(Action::Send { host, body });
                 }
             }
-            State::Freezing(Member { host, copy, .. }) => {
-                let (host, copy) = (*host, *copy);
-                let record = Box::new(self.record.clone());
-                let body = Body::Freeze { copy, record };
-                cx.out.push(Action::Send { host, body });
+            State::Freezing(source) => {
+                let sources = self
+                    .record
+                    .members
+                    .iter()
+                    .filter(|it| self.freezes(source, it));
+                for Member { host, copy, .. } in sources.copied() {
+                    let record = Box::new(self.record.clone());
+                    let body = Body::Freeze { copy, record };
+                    cx.out.push(Action::Send { host, body });
+                }
             }
             State::Owning(owns) => cx.out.push(Action::Own(owns.clone())),
             State::Changing(change) if self.unread => {
@@ -327,10 +341,11 @@ impl Taker {
             cache: self.me.cache,
             copy: cx.nonces.fresh(),
         };
-        let members = match source.host == self.me.host {
+        let mut members = match source.host == self.me.host {
             true => alloc::vec![source],
             false => alloc::vec![own, source],
         };
+        members.extend(self.others_than(&source));
         let record = &self.record;
         let number = record.number + 1;
         let record = Record {
@@ -348,6 +363,14 @@ impl Taker {
         let (change, order) = Change::new(record);
         self.state = State::Changing(change);
         cx.out.push(Action::Vault(order));
+    }
+
+    /// Members that stay beside this one. The owner before may have more than all of them.
+    fn others_than(&self, source: &Member) -> impl Iterator<Item = Member> {
+        let owner = self.record.owner.as_ref().map(|owner| owner.host);
+        let not = [Some(source.host), Some(self.me.host), owner];
+        let members = self.record.members.iter().copied();
+        members.filter(move |it| !not.contains(&Some(it.host)))
     }
 
     fn decided(&mut self, cx: &mut Cx<'_>, outcome: Outcome) {
@@ -384,12 +407,17 @@ impl Taker {
         let State::Freezing(source) = self.state else {
             return;
         };
-        let answers = source.host == from && source.copy == status.copy;
-        if !answers || status.term != self.record.number {
+        let mut members = self.record.members.iter();
+        let answers = |it: &&Member| it.host == from && it.copy == status.copy;
+        let found = members.find(|it| answers(it) && self.freezes(&source, it));
+        if found.is_none() || status.term != self.record.number {
             return;
         }
         if !status.is_complete() && !has(Rule::SourceIsComplete) {
-            self.state = State::Held("the copy that was frozen is damaged".into());
+            let mut members = self.record.members.iter();
+            if !members.any(|it| it.host != from && self.freezes(&source, it)) {
+                self.state = State::Held("the copy that was frozen is damaged".into());
+            }
             return;
         }
         let own = self.own_member().expect("the record names this host");

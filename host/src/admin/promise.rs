@@ -93,7 +93,10 @@ fn copied(volume: &VolumeSnapshot, replication: &Replication) -> Option<String> 
     if replication.at_origin {
         return Some(at_the_origin(volume));
     }
-    if replication.state != "full" {
+    let complete = replication.complete();
+    // Of two copies one may be left.
+    let some = replication.real > 0 && complete.len() <= replication.real.into();
+    if replication.state != "full" && !some {
         return None;
     }
     let members = replication.members.iter();
@@ -104,10 +107,14 @@ fn copied(volume: &VolumeSnapshot, replication: &Replication) -> Option<String> 
         true => "only writes not yet flushed are lost",
         false => "nothing is lost",
     };
+    let have = match complete.len() {
+        1 => "has",
+        _ => "have",
+    };
     Some(format!(
         "if this host dies now, also for good with its SSD, {unflushed}: of what is not at the \
-         origin {} has a copy",
-        replication.complete().join(", ")
+         origin {} {have} a copy",
+        complete.join(" and ")
     ))
 }
 

@@ -48,10 +48,8 @@ pub const CACHE_BYTES_MAX: u64 = 8 << 40;
 /// A stage of fewer slots cannot fill one while another is written.
 const STAGE_BYTES_MIN: u64 = 4 * MIB;
 const QUEUE_DEPTH_MAX: u64 = 1024;
-/// Copies on other hosts that this version makes.
-const REPLICAS_MAX: u64 = 1;
-/// More than this is no number of copies in any version.
-const REPLICAS_NAMED_MAX: u64 = 8;
+/// Copies on other hosts: the owner's is one of those that a record names.
+const REPLICAS_MAX: u64 = node::record::MEMBERS_MAX as u64 - 1;
 
 pub const HOST: &[Key<Host>] = &[
     Key {
@@ -313,11 +311,7 @@ pub const VOLUME: &[Key<Volume>] = &[
         default: "0",
         meaning: "copies of dirty data on other hosts",
         set: |volume, value| {
-            let number = value.number(0, REPLICAS_NAMED_MAX)?;
-            if number > REPLICAS_MAX {
-                return Err(Wrong::later(format!("{number} is"), "write 0 or 1"));
-            }
-            volume.replicas = number as u8;
+            volume.replicas = value.number(0, REPLICAS_MAX)? as u8;
             Ok(())
         },
         show: |volume| volume.replicas.to_string(),

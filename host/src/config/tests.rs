@@ -34,12 +34,12 @@ fn every_wrong_value_of_a_volume_is_answered_with_its_line_its_key_and_what_woul
              \"write-through\", \"write-back\" or \"ephemeral\"",
         ),
         (
-            "replicas = 2",
-            "replicas: 2 is not in this version; write 0 or 1",
+            "replicas = 8",
+            "replicas: 8 is not a number from 0 to 7; write a whole number from 0 to 7",
         ),
         (
             "replicas = -1",
-            "replicas: -1 is not a number from 0 to 8; write a whole number from 0 to 8",
+            "replicas: -1 is not a number from 0 to 7; write a whole number from 0 to 7",
         ),
         (
             "format = \"vmdk\"",
@@ -316,7 +316,7 @@ fn text_that_is_no_toml_is_answered_with_its_line() {
 
 #[test]
 fn of_several_errors_the_first_in_the_file_is_reported() {
-    let text = "[[volume]]\nname = \"a\"\norigin = \"/x\"\nreplicas = 2\n[cache]\nsize = \"1\"\n";
+    let text = "[[volume]]\nname = \"a\"\norigin = \"/x\"\nreplicas = 9\n[cache]\nsize = \"1\"\n";
     assert!(error_of(text).starts_with("t.toml:4: replicas: "));
 }
 
@@ -692,8 +692,8 @@ fn arguments_and_file_agree() {
             .to_string()
     };
     assert_eq!(
-        error("replicas", "2"),
-        "replicas: 2 is not in this version; write 0 or 1"
+        error("replicas", "9"),
+        "replicas: \"9\" is not a number from 0 to 7; write a whole number from 0 to 7"
     );
     assert_eq!(
         error("polcy", "x"),

@@ -33,8 +33,10 @@ impl Manager {
             return;
         }
         let own = owns.own;
-        let mut members = owns.record.members.iter();
-        let Some(source) = members.find(|member| member.copy != own.copy).copied() else {
+        let members = owns.record.members.iter();
+        let others = members.filter(|member| member.copy != own.copy);
+        let source = others.max_by_key(|member| member.copy == owns.source);
+        let Some(source) = source.copied() else {
             owning.problem = Some("its only copy is gone with the cache of this host".into());
             return;
         };

@@ -94,23 +94,31 @@ impl Manager {
         Some(format!("{words}; writes wait until it has"))
     }
 
-    /// Why there are too few copies.
-    fn degraded_by(&self, entry: &Entry, learner: Option<Uuid>) -> String {
+    /// Why there are too few copies. `members`: hosts that have one.
+    fn degraded_by(&self, entry: &Entry, members: &[Uuid], learner: Option<Uuid>) -> String {
         if let Some(host) = learner {
             return format!("a copy is being made on {}", self.host(host));
         }
+        let mut others = self.links.iter().filter(|host| !members.contains(host));
         let full = entry.owning.iter().flat_map(|it| it.no_room.iter());
         let place = entry.settings.copies.place.as_ref();
         if let CopyPlace::Hosts(names) = place.unwrap_or(&self.member.place) {
-            let mut here = self.links.iter().map(|host| self.host(*host));
-            if !here.any(|host| names.contains(&host)) {
+            if !others.clone().any(|host| names.contains(&self.host(*host))) {
+                let without = |name: &&String| {
+                    let mut members = members.iter();
+                    !members.any(|host| self.host(*host) == **name)
+                };
+                let names: Vec<&str> = names.iter().filter(without).map(|it| &**it).collect();
+                if names.is_empty() {
+                    return "`place` names too few hosts".to_owned();
+                }
                 let names = names.join(", ");
                 return format!("of the hosts that `place` names none answers: {names}");
             }
         }
-        match self.links.is_empty() {
-            true => "no other host answers".to_owned(),
-            false => self
+        match others.next() {
+            None => "no other host answers".to_owned(),
+            Some(_) => self
                 .no_room_words(full.copied())
                 .unwrap_or_else(|| "no other host takes a copy yet".to_owned()),
         }
@@ -161,7 +169,9 @@ impl Manager {
             }
             set::State::Degraded | set::State::Ended => {
                 let learner = learner.map(|it| it.member.host);
-                let mut words = self.degraded_by(entry, learner);
+                let counted = shown.iter().filter(|peer| peer.counts && !peer.unfit);
+                let counted: Vec<Uuid> = counted.map(|peer| peer.member.host).collect();
+                let mut words = self.degraded_by(entry, &counted, learner);
                 if set.record().at_origin {
                     words += "; until it has one, flushes are answered when its image has them";
                 }

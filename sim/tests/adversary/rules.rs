@@ -326,7 +326,10 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
     };
     let seeds = match bug {
         // A run of a pair is short, and few end in the moment that matters.
-        Bug::DestagePastPeers | Bug::FreezeUnsynced | Bug::CountVoidSerials => 0..1000,
+        Bug::AnswerBeforeOrigin
+        | Bug::DestagePastPeers
+        | Bug::FreezeUnsynced
+        | Bug::CountVoidSerials => 0..1000,
         // It needs two deltas in part at once: one seed in some thousand.
         Bug::CountOlderPartialDelta => 1200..2200,
         // One seed in some hundred notices it; the first ones take minutes.

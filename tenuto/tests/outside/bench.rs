@@ -255,18 +255,9 @@ fn the_benchmark_of_images_proves_what_a_clone_asks_its_origin_for() {
 fn the_benchmark_of_single_requests_says_which_path_each_row_measured() {
     let rig = Rig::new();
     let path = rig.dir.join("file").display().to_string();
-    let arguments = [
-        "bench",
-        "micro",
-        "--against",
-        "raw",
-        "--rounds",
-        "2",
-        "--seconds",
-        "0.3",
-    ];
+    let arguments = ["bench", "micro", "--against", "raw", "--rounds", "2"];
     let rest = ["--qd", "1,8", "--size", "64MiB", "--path", &path];
-    let document = rig.json(&[&arguments[..], &rest].concat());
+    let document = with_long_slots(&rig, &[&arguments[..], &rest].concat());
     assert_told_on_what(&document);
     let rows = document["rows"].as_array().expect("a list of rows");
     // Three rows at two depths, and the one that has always one in flight.
@@ -362,8 +353,8 @@ fn the_storage_daemon_of_qemu_is_asked_through_rings_as_ours_is() {
         "--queues",
         "2",
     ];
-    let short = ["--rounds", "1", "--seconds", "0.3", "--path", &path];
-    let document = rig.json(&[&arguments[..], &rows, &short].concat());
+    let short = ["--rounds", "1", "--path", &path];
+    let document = with_long_slots(&rig, &[&arguments[..], &rows, &short].concat());
     let rows = document["rows"].as_array().expect("a list of rows");
     assert_eq!(rows.len(), 2);
     for row in rows {

@@ -91,7 +91,7 @@ fn an_error_of_the_configuration_names_file_line_and_key() {
         ("dirty-limit = \"4 parsecs\"", "dirty-limit"),
         ("destage-after = \"soon\"", "destage-after"),
         ("destage = \"sometimes\"", "destage"),
-        ("replicas = 2", "replicas"),
+        ("replicas = 8", "replicas"),
     ] {
         rig.forget_volumes()
             .volume("disk", &image, "write-back", line);

@@ -200,16 +200,23 @@ impl Cluster {
 
     /// Waits until the volume that this host serves has its copy. Who has it.
     pub fn is_full(&self, at: usize) -> usize {
-        let mut peer = Value::Null;
-        wait_until("another host has a copy", PATIENCE, || {
+        self.has_copies(at, 1)[0]
+    }
+
+    /// Waits until it has so many. Who has them.
+    pub fn has_copies(&self, at: usize, wanted: usize) -> Vec<usize> {
+        let mut peers = Vec::new();
+        wait_until("other hosts have a copy", PATIENCE, || {
             let copies = self.copies(at);
             let members = copies["members"].as_array().cloned().unwrap_or_default();
-            let streams = members.iter().find(|it| it["state"] == "streaming");
-            peer = streams.map_or(Value::Null, |member| member["host"].clone());
-            copies["state"] == "full" && copies["real"] == 1 && !peer.is_null()
+            let streams = members.iter().filter(|it| it["state"] == "streaming");
+            peers = streams.map(|member| member["host"].clone()).collect();
+            copies["state"] == "full" && copies["real"] == wanted && peers.len() == wanted
         });
-        let mut hosts = 0..self.hosts.len();
-        hosts.find(|at| peer == name(*at)).expect("a host of ours")
+        let hosts = 0..self.hosts.len();
+        hosts
+            .filter(|at| peers.contains(&name(*at).into()))
+            .collect()
     }
 
     pub fn is_degraded(&self, at: usize) {

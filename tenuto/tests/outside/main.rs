@@ -22,6 +22,7 @@ mod cluster_proof;
 mod cluster_reads;
 mod cluster_room;
 mod cluster_surrogate;
+mod cluster_two;
 mod cluster_units;
 mod commit;
 mod common;
