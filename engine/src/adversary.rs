@@ -38,6 +38,8 @@ rules::list! {
         SkipGapCheck,
         /// 8: batches behind one that was refused are taken.
         GoOnBehindRefused,
+        /// 8: a replica with a part of a delta goes on for another owner.
+        GoOnWhenTorn,
         /// 8: the bytes of a batch are not compared with their checksums.
         BelieveBatch,
         /// 13.C16: what the image has got since is asked of the host that had the volume before.
@@ -340,6 +342,8 @@ rules::list! {
         SentEpoch,
         /// What is left of a delta is dropped by its replica.
         DroppedPartialDelta,
+        /// A replica has a part of a delta of the owner before, and is begun anew.
+        TornReplica,
         /// A replica becomes a volume of its host.
         TookOver,
         /// A block came from the host that had the volume before.

@@ -176,7 +176,8 @@ pub enum Command {
     /// Keeps a replica of a volume that another host serves, a new one under an id that is free.
     /// One that is there goes on where it ends, also a frozen one, unless it obeys a newer record:
     /// what is left of a delta is dropped. Durable before the reply, with all that it has. A new
-    /// one is refused where copies have no room in the log.
+    /// one is refused where copies have no room in the log; one that has a part of a delta of
+    /// another owner, as gone.
     KeepReplica { volume: VolumeId, spec: ReplicaSpec },
     /// The replica takes nothing more from its owner, and obeys this record of the cluster. Durable
     /// before the reply, with all that it has.

@@ -197,7 +197,7 @@ struct Peer {
     unfit: bool,
     /// No copy of this name was there before.
     fresh: bool,
-    /// It has said that it has no room.
+    /// It has no room, or cannot go on.
     full: bool,
 }
 
@@ -603,10 +603,12 @@ impl Set {
                     self.unfit(cx, from);
                 }
             }
-            Body::Absent { copy } if at(copy).is_some() => {
-                self.unfit(cx, from);
-                // What is not there cannot be gone on with.
-                self.left.forget(copy);
+            Body::Absent { copy } => {
+                if let Some(at) = at(copy) {
+                    // It cannot be gone on with: what is left of it takes room that another needs.
+                    self.peers[at].full = true;
+                    self.unfit(cx, from);
+                }
             }
             Body::Probed { status } if self.is_useless(from, &status) => {
                 self.left.forget(status.copy);

@@ -20,8 +20,8 @@ use engine::flow::FlowLimits;
 use engine::memory::{Area, Place, Slice};
 use engine::snapshot::VolumeSnapshot;
 use engine::types::{
-    BufferId, ConnectionId, DestageMode, Geometry, IoId, Policy, RequestId, Tag, Time, Uuid,
-    VolumeId,
+    BufferId, ConnectionId, DestageMode, Geometry, IoId, PeerId, Policy, RequestId, Tag, Time,
+    Uuid, VolumeId,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -60,6 +60,7 @@ impl Shape {
 
 /// A batch on its way, with the bytes that it had when it left.
 pub struct Sent {
+    pub peer: PeerId,
     pub number: u64,
     pub batch: Batch,
     pub bytes: Vec<u8>,
@@ -218,8 +219,13 @@ impl Machine {
                 Action::Reply { request, result } => {
                     self.answers.insert(request.number, result);
                 }
-                Action::Send { number, batch, .. } => {
-                    let sent = self.pack(number, batch);
+                Action::Send {
+                    peer,
+                    number,
+                    batch,
+                    ..
+                } => {
+                    let sent = self.pack(peer, number, batch);
                     self.sent.push_back(sent);
                 }
             }
@@ -227,7 +233,7 @@ impl Machine {
     }
 
     /// Takes the bytes of a batch, which are there now and perhaps not later.
-    fn pack(&self, number: u64, mut batch: Batch) -> Sent {
+    fn pack(&self, peer: PeerId, number: u64, mut batch: Batch) -> Sent {
         let mut bytes = Vec::new();
         for part in &mut batch.parts {
             let Some(place) = &mut part.source else {
@@ -241,6 +247,7 @@ impl Machine {
             bytes.extend(self.memory.gather(&[slice]));
         }
         Sent {
+            peer,
             number,
             batch,
             bytes,

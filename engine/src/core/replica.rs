@@ -142,6 +142,12 @@ impl Core {
         }
         self.drop_partial(id);
         let volume = self.volume(id);
+        if volume.is_torn() {
+            mark(Mark::TornReplica);
+            let request = volume.take_settling().expect("just seen");
+            cx.out.reply(request, Err(Refusal::Gone));
+            return;
+        }
         let newest = volume.epochs.back().map_or(StreamSeq(0), |it| it.last_seq);
         let waiter = Waiter::Volume(id);
         if has(Bug::FreezeUnsynced) || self.log.wait_durable(cx, newest, waiter) {
@@ -178,7 +184,7 @@ impl Core {
         let told = match () {
             () if !volume.is_replica() || volume.is_detaching() => Err(Refusal::Gone),
             () if volume.has_batches() || volume.is_settling() => Err(Refusal::Busy),
-            () if upto > volume.replica_end() => Err(Refusal::OutOfRange),
+            () if upto > volume.history_end() => Err(Refusal::OutOfRange),
             () => Ok(()),
         };
         if told.is_ok() {
@@ -289,7 +295,7 @@ impl Core {
             return;
         }
         // What the origin has makes room for what waits.
-        let (destaged, end) = (batch.destaged, self.volume(id).replica_end());
+        let (destaged, end) = (batch.destaged, self.volume(id).history_end());
         let known = self.volume(id).destaged();
         if !self.volume(id).has_begun_batch() {
             self.drop_old(id, destaged.min(end));

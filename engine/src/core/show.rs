@@ -243,7 +243,7 @@ fn destaged_serial(volume: &Volume) -> Serial {
 /// The newest write that counts.
 fn written_of(volume: &Volume) -> Serial {
     if volume.is_replica() {
-        return volume.replica_end();
+        return volume.history_end();
     }
     let newest = volume.epochs.back().map(|epoch| epoch.last_serial);
     newest.unwrap_or_default().max(volume.destaged())

@@ -18,7 +18,10 @@
 //! Always true: the replica has every write above `destaged` and up to `end`, and counts nothing
 //! beyond; every entry of a delta has the serial of its last write, so that a recovery takes it as
 //! a whole or leaves it out; no serial above all that was seen is taken for older ones. A replica
-//! keeps its lineage and its end over a restart: only an owner begins a new one.
+//! keeps its lineage and its end over a restart: only an owner begins a new one. One that has a
+//! part of a delta goes on for the owner that sends the rest, and for no other one: what the next
+//! owner sends may end in front of that part, or be without its writes, and a recovery takes what
+//! is older than a whole delta for whole. A recovery takes such a part out of the log.
 //! Deliberately absent: what may be acknowledged, which the host decides by the records of the
 //! cluster; and the way of a batch into the log (`core::replica`).
 
@@ -62,6 +65,17 @@ struct Partial {
     from: u64,
 }
 
+/// Whether the owner is the one that has sent what is staged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Heir {
+    #[default]
+    Same,
+    /// Another one; what is under way of the one before is not settled yet.
+    Comes,
+    /// Another one, and the one before has left a part of a delta.
+    Torn,
+}
+
 #[derive(Default)]
 pub struct Replica {
     standing: Standing,
@@ -71,6 +85,8 @@ pub struct Replica {
     /// What the recovery of this life has found, in order and without a gap.
     recovered: Serial,
     partial: Option<Partial>,
+    /// Another owner has come since something was staged, or a part of it was left then.
+    heir: Heir,
     inbox: VecDeque<Incoming>,
     /// A batch was refused: none behind it is taken before the owner comes anew.
     broken: bool,
@@ -141,11 +157,6 @@ impl Volume {
         }
     }
 
-    /// All up to here is in the log.
-    pub fn replica_end(&self) -> Serial {
-        self.replica.end
-    }
-
     pub fn replica_snapshot(&self) -> Option<ReplicaSnapshot> {
         self.is_replica().then(|| ReplicaSnapshot {
             frozen: self.is_frozen(),
@@ -194,6 +205,9 @@ impl Volume {
         let obeys = self.is_replica() && self.replica.standing.term <= spec.term;
         if obeys && self.replica.settling.is_none() && !self.log_damaged {
             let standing = &mut self.replica.standing;
+            if standing.lineage != spec.lineage && self.replica.heir == Heir::Same {
+                self.replica.heir = Heir::Comes;
+            }
             standing.role = Role::Replica;
             (standing.lineage, standing.term) = (spec.lineage, spec.term);
             self.replica.broken = false;
@@ -201,6 +215,17 @@ impl Volume {
             return true;
         }
         false
+    }
+
+    /// All that was under way is here, or is dropped. Whether the owner that has come must begin a
+    /// new replica.
+    pub fn is_torn(&mut self) -> bool {
+        let left = self.replica.staged > self.replica.end && !has(Bug::GoOnWhenTorn);
+        if self.replica.standing.role != Role::Replica || self.replica.heir == Heir::Same {
+            return false;
+        }
+        self.replica.heir = if left { Heir::Torn } else { Heir::Same };
+        left
     }
 
     /// Nothing of its owner is taken any more. False if it obeys a newer record.
@@ -315,7 +340,8 @@ impl Volume {
     /// believed in nothing.
     pub fn check_batch(&self, batch: &Batch) -> Result<(), Refusal> {
         let settles = self.replica.settling.is_some() || self.is_detaching();
-        if self.replica.standing.role != Role::Replica || settles || self.replica.broken {
+        let torn = self.replica.heir != Heir::Same;
+        if self.replica.standing.role != Role::Replica || settles || self.replica.broken || torn {
             return Err(Refusal::Gone);
         }
         let mut from = 0;

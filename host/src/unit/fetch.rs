@@ -76,7 +76,8 @@ impl Manager {
             origin: about.origin.clone(),
             uuid: about.volume,
             size_bytes: about.size_bytes,
-            lineage: session,
+            // An attempt goes on where the one before has ended, also within a delta.
+            lineage: fetch.source.copy,
             term: owns.record.number,
             destaged: owns.destaged,
             fetched: true,

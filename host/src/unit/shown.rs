@@ -102,19 +102,19 @@ impl Manager {
         let mut others = self.links.iter().filter(|host| !members.contains(host));
         let full = entry.owning.iter().flat_map(|it| it.no_room.iter());
         let place = entry.settings.copies.place.as_ref();
-        if let CopyPlace::Hosts(names) = place.unwrap_or(&self.member.place) {
-            if !others.clone().any(|host| names.contains(&self.host(*host))) {
-                let without = |name: &&String| {
-                    let mut members = members.iter();
-                    !members.any(|host| self.host(*host) == **name)
-                };
-                let names: Vec<&str> = names.iter().filter(without).map(|it| &**it).collect();
-                if names.is_empty() {
-                    return "`place` names too few hosts".to_owned();
-                }
-                let names = names.join(", ");
-                return format!("of the hosts that `place` names none answers: {names}");
+        if let CopyPlace::Hosts(names) = place.unwrap_or(&self.member.place)
+            && !others.clone().any(|host| names.contains(&self.host(*host)))
+        {
+            let without = |name: &&String| {
+                let mut members = members.iter();
+                !members.any(|host| self.host(*host) == **name)
+            };
+            let names: Vec<&str> = names.iter().filter(without).map(|it| &**it).collect();
+            if names.is_empty() {
+                return "`place` names too few hosts".to_owned();
             }
+            let names = names.join(", ");
+            return format!("of the hosts that `place` names none answers: {names}");
         }
         match others.next() {
             None => "no other host answers".to_owned(),

@@ -19,7 +19,8 @@ pub(super) struct Left {
     members: Vec<Member>,
     /// Those of owners before this one, by host: nothing goes on with them.
     old: Vec<(Uuid, Uuid)>,
-    /// Those that were left out because their hosts had no room for them.
+    /// Those that were left out because their hosts had no room for them, or could not go on with
+    /// them.
     full: Vec<(Uuid, Uuid)>,
 }
 
@@ -100,7 +101,7 @@ impl Set {
     }
 
     /// What a copy without room has is what is short there, and another has all of it: it goes at
-    /// once. Others may go on where they end.
+    /// once, as one does that cannot go on. Others may go on where they end.
     pub(super) fn leave_peer(&mut self, cx: &mut Cx<'_>, peer: &Peer) {
         let Member { host, copy, .. } = peer.member;
         if !peer.full {

@@ -9,7 +9,7 @@
 //! goes on with the image alone. An owner that begins again has more than the image: the record
 //! says so no more before a guest sees that. Deliberately absent: why a host wants all this.
 
-use super::{BRING_UP_MAX, Pair, SECTORS, SEGMENTS};
+use super::{BRING_UP_MAX, Pair, Peer, SECTORS, SEGMENTS};
 use crate::machine::{Machine, Shape, attach_settled, expect};
 use crate::rng::Rng;
 use engine::event::Command;
@@ -33,6 +33,13 @@ pub struct AtOrigin {
 }
 
 impl AtOrigin {
+    pub fn off() -> AtOrigin {
+        AtOrigin {
+            mode: Mode::Off,
+            rng: None,
+        }
+    }
+
     /// A destage in place leaves parts of writes that came later: no state of the disk.
     pub fn of_seed(seed: u64, destage: DestageMode) -> AtOrigin {
         let some = seed % 3 == 1 && destage == DestageMode::Atomic;
@@ -45,13 +52,13 @@ impl AtOrigin {
 
 /// Some time has passed.
 pub(super) fn step(pair: &mut Pair) -> Result<(), String> {
-    let (member, counting) = (pair.member, pair.counting.is_some());
+    let counts = pair.peers.iter().any(Peer::counts);
     let Some(rng) = &mut pair.at_origin.rng else {
         return Ok(());
     };
     let (begins, ends) = (rng.chance(20), rng.chance(3));
     match pair.at_origin.mode {
-        Mode::Off if begins && !member && !counting => {
+        Mode::Off if begins && !counts => {
             tell(pair, true)?;
             let shown = pair.owner.engine().copy(pair.disk).ok_or("no volume")?;
             pair.at_origin.mode = Mode::Told(shown.acked);
@@ -98,7 +105,8 @@ fn tell(pair: &mut Pair, on: bool) -> Result<(), String> {
 /// Without a peer the record comes to say so, if this run is one of those. False if it is not,
 /// or the origin does not come that far.
 pub(super) fn come(pair: &mut Pair) -> Result<bool, String> {
-    if pair.at_origin.rng.is_none() || pair.counting.is_some() {
+    let counting = |it: &Peer| it.counting.is_some();
+    if pair.at_origin.rng.is_none() || pair.peers.iter().any(counting) {
         return Ok(false);
     }
     for turn in 0..STEPS_MAX {
@@ -139,7 +147,6 @@ pub(super) fn lose_owner(pair: &mut Pair) -> Result<(), String> {
     let origin = pair.owner.devices.origins.remove(0);
     other.devices.origins.push(origin);
     pair.owner = other;
-    pair.neighbour = None;
     pair.at_origin.mode = Mode::Off;
     let id = pair.owner.engine().place("disk");
     pair.owner.devices.places.insert(id, 0);

@@ -1,35 +1,40 @@
-//! Two hosts: one serves a volume and sends its writes, the other one keeps a replica.
+//! Two hosts, or three: one serves a volume and sends its writes, the others keep replicas.
 //!
 //! Owns one run: a guest with writes, zeroes and flushes, a link that breaks, daemons that are
 //! killed and hosts that lose power on both sides, a peer that is given up and counted again; and
 //! at the end the owner dies, the replica is taken over, what the old owner has is retired, and a
-//! third host fetches that. The log of a host is small, and in some runs the peer has a guest of
-//! its own, which writes as much as it can. The records of the cluster are a flag here: whether the
-//! peer is a member, and whether the image has all that was promised, which the pair changes as the
-//! rules for sets say.
+//! third host fetches that. With two replicas the owner is lost more than once with its cache: one
+//! is taken over, the other one stays a member, and an empty host takes the place. The log of a
+//! host is small, and in some runs the peer has a guest of its own, which writes as much as it can.
+//! The records of the cluster are a flag here: whether the peer is a member, and whether the image
+//! has all that was promised, which the pair changes as the rules for sets say.
 //!
 //! Always true: both engines are the product's own; nothing depends on anything but the seed. What
 //! is judged: a guest finds all that a flush has promised, as the disk was after some number of
 //! writes; after a kill, all that was acknowledged; and the next owner the same of flushes. A good
 //! batch is never refused, and what the peer has promised is no guest's: its log never holds more
 //! than it may.
-//! Deliberately absent: real records, and more than one peer.
+//! Deliberately absent: real records.
 
 mod at_origin;
+mod ends;
 mod neighbour;
+mod peer;
 
-use crate::devices::Origin;
-use crate::machine::{Machine, Sent, Shape, attach, expect, image, tuning};
+use crate::machine::{Machine, Shape, attach, expect, image, tuning};
 use crate::model::Model;
 use crate::rng::Rng;
 use at_origin::AtOrigin;
-use engine::event::{Command, Credit, Event, Refusal, ReplicaSpec, Tuning};
+use engine::event::{Command, Event, Refusal, ReplicaSpec, Tuning};
 use engine::types::{PeerId, RequestId, Uuid, VolumeId};
 use neighbour::Neighbour;
-use std::collections::{BTreeMap, VecDeque};
+use peer::{Answer, Coming, Peer};
+use std::collections::BTreeMap;
 use std::panic::catch_unwind;
 
-const PEER: PeerId = PeerId(1);
+const FIRST: PeerId = PeerId(1);
+/// Owners that a run with two copies has.
+const HOPS: u32 = 3;
 /// Of the disk.
 const SECTORS: u64 = 1024;
 /// Of a log, of one in which a copy has room for all, and of one in which copies have room for
@@ -48,11 +53,25 @@ const BRING_UP_MAX: u32 = 20_000;
 pub struct Options {
     pub seed: u64,
     pub steps: u32,
+    /// Hosts that may keep a replica.
+    pub copies: u32,
 }
 
 impl Options {
     pub fn from_seed(seed: u64) -> Options {
-        Options { seed, steps: 1_500 }
+        Options {
+            seed,
+            steps: 1_500,
+            copies: 1,
+        }
+    }
+
+    /// Two hosts may keep one, and the owner is lost more than once.
+    pub fn of_two(seed: u64) -> Options {
+        Options {
+            copies: 2,
+            ..Options::from_seed(seed)
+        }
     }
 }
 
@@ -115,40 +134,20 @@ enum Asked {
     Flush { covers: usize },
 }
 
-/// A batch that the peer has not answered yet.
-struct Coming {
-    request: RequestId,
-    number: u64,
-    buffer: engine::types::BufferId,
-    /// A bit of it was changed on its way.
-    spoiled: bool,
-    /// Of which link it came by.
-    link: u64,
-}
-
 struct Pair {
     rng: Rng,
     owner: Machine,
-    peer: Machine,
+    peers: Vec<Peer>,
     disk: VolumeId,
-    replica: Option<VolumeId>,
     /// Names of replicas are used once.
     copies: u32,
     lineage: u8,
-    linked: bool,
-    /// The record names the peer.
-    member: bool,
-    counting: Option<RequestId>,
-    wire: VecDeque<Sent>,
-    coming: Vec<Coming>,
-    acks: VecDeque<(u64, Credit)>,
+    /// Of the record that gave the disk to its owner.
+    term: u64,
     asked: BTreeMap<RequestId, (Asked, Option<engine::types::BufferId>)>,
     model: Model,
     counters: Counters,
     tuning: Tuning,
-    /// A batch of this link was lost: what comes behind it is refused.
-    gap: bool,
-    neighbour: Option<Neighbour>,
     at_origin: AtOrigin,
     /// How many of the possible flushes there are, in a thousand.
     flushes: u64,
@@ -165,51 +164,52 @@ pub fn run(options: &Options) -> Result<Counters, String> {
 }
 
 fn drive(options: &Options) -> Result<Counters, String> {
-    let mut pair = Pair::new(options.seed)?;
+    let mut pair = Pair::new(*options)?;
     for step in 0..options.steps {
         pair.step().map_err(|what| format!("step {step}: {what}"))?;
+        let (hop, last) = (options.steps / HOPS, step + 1 == options.steps);
+        if options.copies > 1 && (step + 1) % hop == 0 && !last {
+            ends::go_over(&mut pair)
+                .map_err(|what| format!("the takeover after step {step}: {what}"))?;
+        }
     }
-    pair.take_over()
-        .map_err(|what| format!("the takeover: {what}"))?;
+    ends::take_over(&mut pair).map_err(|what| format!("the takeover: {what}"))?;
     Ok(pair.counters)
 }
 
 impl Pair {
-    fn new(seed: u64) -> Result<Pair, String> {
+    fn new(Options { seed, copies, .. }: Options) -> Result<Pair, String> {
         let mut rng = Rng::new(seed);
         let mut owner = Machine::new(&mut rng, Shape::without_lines(SEGMENTS))?;
         let segments = rng.pick(&[SEGMENTS_MIN, SEGMENTS, SEGMENTS_MAX]);
-        let mut peer = Machine::new(&mut rng, Shape::without_lines(segments))?;
+        let mut peer = Peer::new(&mut rng, FIRST, segments)?;
         owner.devices.origins.push(image(5, SECTORS));
-        // The disk has the first place at both.
-        peer.devices.origins.push(Origin::default());
         let tuning = tuning(&mut rng);
-        let neighbour = match rng.chance(300) {
-            true => Some(Neighbour::attach(&mut peer)?),
-            false => None,
-        };
+        if rng.chance(300) {
+            peer.neighbour = Some(Neighbour::attach(&mut peer.host)?);
+        }
         let flushes = rng.pick(&[20, 300, 1000]);
+        let mut peers = vec![peer];
+        let at_origin = match copies {
+            1 => AtOrigin::of_seed(seed, tuning.destage),
+            _ => AtOrigin::off(),
+        };
+        for id in 2..=copies {
+            peers.push(Peer::new(&mut rng, PeerId(id), SEGMENTS)?);
+        }
         let mut pair = Pair {
             rng,
             owner,
-            peer,
+            peers,
             disk: VolumeId(0),
-            replica: None,
             copies: 0,
             lineage: 1,
-            linked: false,
-            member: false,
-            counting: None,
-            wire: VecDeque::new(),
-            coming: Vec::new(),
-            acks: VecDeque::new(),
+            term: 1,
             asked: BTreeMap::new(),
             model: Model::new(SECTORS),
             counters: Counters::default(),
             tuning,
-            gap: false,
-            neighbour,
-            at_origin: AtOrigin::of_seed(seed, tuning.destage),
+            at_origin,
             flushes,
         };
         pair.disk = attach(&mut pair.owner, "disk", (0, SECTORS), tuning)?;
@@ -217,25 +217,35 @@ impl Pair {
         Ok(pair)
     }
 
+    /// One of the hosts that may keep a replica.
+    fn any(&mut self) -> usize {
+        match self.peers.len() {
+            1 => 0,
+            all => self.rng.below(all as u64) as usize,
+        }
+    }
+
     fn step(&mut self) -> Result<(), String> {
+        let at = self.any();
+        let Peer { linked, member, .. } = self.peers[at];
+        let (counting, counts) = (self.peers[at].counting.is_some(), self.peers[at].counts());
         match self.rng.below(1000) {
             0..=199 => self.write(),
             200..=239 if self.rng.chance(self.flushes) => self.flush(),
             240..=499 => drop(self.owner.complete()),
-            500..=699 => drop(self.peer.complete()),
-            700..=799 => self.carry()?,
-            800..=859 => self.acknowledge(),
+            500..=699 => drop(self.peers[at].host.complete()),
+            700..=799 => self.carry(at)?,
+            800..=859 => self.acknowledge(at),
             860..=909 => {
                 let nanos = self.rng.pick(&[10_000, 1_000_000, 7_000_000, 150_000_000]);
-                self.owner.pass(nanos);
-                self.peer.pass(nanos);
+                self.pass(nanos);
             }
-            910..=949 if !self.linked => self.link()?,
-            950..=969 if self.linked && !self.member && self.counting.is_none() => self.count(),
-            970..=973 if self.linked => self.cut()?,
-            974..=975 if self.member || self.counting.is_some() => self.give_up()?,
+            910..=949 if !linked => self.link(at)?,
+            950..=969 if linked && !member && !counting => self.count(at),
+            970..=973 if linked => self.cut(at)?,
+            974..=975 if counts => self.give_up(at)?,
             976..=977 => self.crash_owner()?,
-            978..=979 => self.crash_peer()?,
+            978..=979 => self.crash_peer(at)?,
             980..=989 => {
                 let volume = self.disk;
                 let request = self.owner.request();
@@ -243,27 +253,33 @@ impl Pair {
                 self.owner.apply(Event::Admin { request, command });
                 self.counters.destages += 1;
             }
-            _ => self.write_beside(),
+            _ => self.write_beside(at),
         }
         self.reap()?;
         at_origin::step(self)?;
         match self.rng.chance(100) {
-            true => self.judge_room(),
+            true => self.judge_room(at),
             false => Ok(()),
         }
     }
 
-    fn write_beside(&mut self) {
-        if let Some(neighbour) = &mut self.neighbour {
-            let writes = neighbour.write(&mut self.peer, &mut self.rng);
+    fn pass(&mut self, nanos: u64) {
+        self.owner.pass(nanos);
+        self.peers.iter_mut().for_each(|it| it.host.pass(nanos));
+    }
+
+    fn write_beside(&mut self, at: usize) {
+        let peer = &mut self.peers[at];
+        if let Some(neighbour) = &mut peer.neighbour {
+            let writes = neighbour.write(&mut peer.host, &mut self.rng);
             self.counters.neighbour += writes;
         }
     }
 
     /// No more lives in the log of the peer than may. A write of a guest may cut an older one, and
     /// then takes some blocks more than it was admitted with.
-    fn judge_room(&mut self) -> Result<(), String> {
-        let shown = self.peer.engine().snapshot();
+    fn judge_room(&mut self, at: usize) -> Result<(), String> {
+        let shown = self.peers[at].host.engine().snapshot();
         let (live, max) = (shown.live_bytes / 4096, shown.dirty_bytes_max / 4096);
         match live <= max + CUTS_MAX {
             true => Ok(()),
@@ -305,37 +321,41 @@ impl Pair {
     }
 
     /// A batch comes to the peer.
-    fn carry(&mut self) -> Result<(), String> {
-        self.wire.extend(self.owner.sent.drain(..));
-        let Some(mut sent) = self.wire.pop_front().filter(|_| self.linked) else {
+    fn carry(&mut self, at: usize) -> Result<(), String> {
+        for sent in self.owner.sent.drain(..) {
+            let peer = self.peers.iter_mut().find(|it| it.id == sent.peer);
+            peer.ok_or("a batch for no host")?.wire.push_back(sent);
+        }
+        let peer = &mut self.peers[at];
+        let Some(mut sent) = peer.wire.pop_front().filter(|_| peer.linked) else {
             return Ok(());
         };
         if self.rng.chance(3) {
-            self.gap = true;
+            peer.gap = true;
             return Ok(());
         }
-        let volume = self.replica.ok_or("a link without a replica")?;
+        let volume = peer.replica.ok_or("a link without a replica")?;
         let number = sent.number;
         let spoiled = !sent.bytes.is_empty() && self.rng.chance(5);
         if spoiled {
             crate::devices::flip(&mut sent.bytes, &mut self.rng);
             self.counters.spoiled += 1;
         }
-        let (request, buffer) = self.peer.take(volume, sent);
-        self.coming.push(Coming {
+        let (request, buffer) = peer.host.take(volume, sent);
+        peer.coming.push(Coming {
             request,
             number,
             buffer,
             spoiled,
-            link: self.counters.links,
+            link: peer.link,
         });
         self.counters.batches += 1;
         Ok(())
     }
 
-    fn acknowledge(&mut self) {
-        if let Some((number, credit)) = self.acks.pop_front() {
-            let (volume, peer) = (self.disk, PEER);
+    fn acknowledge(&mut self, at: usize) {
+        let (volume, peer) = (self.disk, self.peers[at].id);
+        if let Some((number, credit)) = self.peers[at].acks.pop_front() {
             self.owner.apply(Event::Replicated {
                 volume,
                 peer,
@@ -370,57 +390,31 @@ impl Pair {
                 }
             }
         }
-        while let Some(first) = self.coming.first() {
-            let Some(answer) = self.peer.answer(first.request) else {
-                break;
-            };
-            let coming = self.coming.remove(0);
-            self.peer.memory.buffer_remove(coming.buffer);
-            match answer {
-                Ok(()) if coming.spoiled => {
-                    return Err("a batch that was changed on its way is taken".to_owned());
+        (0..self.peers.len()).try_for_each(|at| self.reap_peer(at))
+    }
+
+    fn reap_peer(&mut self, at: usize) -> Result<(), String> {
+        while let Some(answer) = self.peers[at].answered()? {
+            if let Answer::Cut = answer {
+                if self.peers[at].linked {
+                    self.cut(at)?;
                 }
-                _ if coming.link != self.counters.links => {}
-                Err(Refusal::OutOfRange) if self.gap => {
-                    if self.linked {
-                        self.cut()?;
-                    }
-                    return Ok(());
-                }
-                Err(Refusal::Io) if coming.spoiled => {
-                    if self.linked {
-                        self.cut()?;
-                    }
-                    return Ok(());
-                }
-                Ok(()) if self.replica.is_none() => {}
-                Ok(()) => {
-                    let credit = self.credit()?;
-                    self.acks.push_back((coming.number, credit));
-                }
-                Err(Refusal::Gone) => {}
-                Err(refusal) => return Err(format!("a good batch is refused: {refusal}")),
+                return Ok(());
             }
         }
-        if let Some(request) = self.counting
+        let peer = &mut self.peers[at];
+        if let Some(request) = peer.counting
             && let Some(answer) = self.owner.answer(request)
         {
-            self.counting = None;
+            peer.counting = None;
             // The record follows: from now on the peer may take over.
-            self.member = answer.is_ok();
-            self.counters.counted += u64::from(self.member);
-            if self.member {
+            peer.member = answer.is_ok();
+            self.counters.counted += u64::from(peer.member);
+            if peer.member {
                 at_origin::end(self)?;
             }
         }
         Ok(())
-    }
-
-    /// What the peer takes by now.
-    fn credit(&mut self) -> Result<Credit, String> {
-        let replica = self.replica.ok_or("a batch without a replica")?;
-        let credit = self.peer.engine().credit(replica);
-        credit.ok_or_else(|| "no replica".to_owned())
     }
 
     fn name_lineage(&mut self) -> Result<(), String> {
@@ -431,136 +425,139 @@ impl Pair {
 
     /// The owner comes to the peer: the replica goes on where it ends if all that it has seen is of
     /// the owner's history, else a new one begins.
-    fn link(&mut self) -> Result<(), String> {
+    fn link(&mut self, at: usize) -> Result<(), String> {
         let shown = self.owner.show(self.disk).ok_or("no volume")?;
-        let found = self.replica.and_then(|id| self.peer.show(id));
+        let of = &mut self.peers[at];
+        let found = of.replica.and_then(|id| of.host.show(id));
         let goes_on = found.as_ref().is_some_and(|it| {
             let seen = it.replica.expect("it is one").seen;
             let before = Uuid([self.lineage - 1; 16]);
             let same = it.lineage == shown.lineage;
             same || it.lineage == before && seen <= shown.recovered_serial
         });
-        if let Some(old) = self.replica.filter(|_| !goes_on) {
-            if self.member || self.counting.is_some() {
-                // It counts by what it had; first the record is changed.
-                self.give_up()?;
-            }
-            let (volume, discard_dirty) = (old, true);
-            let detached = self.peer.order(Command::Detach {
-                volume,
-                discard_dirty,
-            });
-            expect(detached)?;
-            self.replica = None;
-            self.counters.restarted += 1;
-        } else {
-            self.counters.resumed += u64::from(goes_on);
+        match goes_on {
+            true => self.counters.resumed += 1,
+            false => self.forget(at)?,
         }
-        if self.replica.is_none() {
+        let of = &mut self.peers[at];
+        if of.replica.is_none() {
             self.copies += 1;
+            of.copy = self.copies;
         }
-        let name = format!("disk@{}", self.copies);
-        let volume = self.peer.engine().place(&name);
+        let name = format!("disk@{}", of.copy);
+        let volume = of.host.engine().place(&name);
         let spec = ReplicaSpec {
             name,
             origin: "/images/disk.raw".to_owned(),
             uuid: shown.uuid,
             size_bytes: shown.size_bytes,
             lineage: shown.lineage,
-            term: 1,
+            term: self.term,
             destaged: shown.destaged_serial,
             fetched: false,
         };
-        let kept = self.peer.order(Command::KeepReplica { volume, spec })?;
-        if kept == Err(Refusal::NoRoom) && self.replica.is_none() {
+        let kept = of.host.order(Command::KeepReplica { volume, spec })?;
+        if kept == Err(Refusal::NoRoom) && of.replica.is_none() {
             self.counters.refused += 1;
             return Ok(());
         }
+        if kept == Err(Refusal::Gone) && of.replica.is_some() {
+            // It has a part of a delta of another owner: the next link begins anew.
+            return self.forget(at);
+        }
         expect(Ok(kept))?;
         self.reap()?;
-        self.replica = Some(volume);
-        let have = self.peer.show(volume).and_then(|it| it.replica);
-        let (have, volume, peer) = (have.ok_or("no replica")?.end, self.disk, PEER);
-        self.owner.sent.clear();
-        self.wire.clear();
-        self.acks.clear();
-        let credit = self.credit()?;
+        let of = &mut self.peers[at];
+        of.replica = Some(volume);
+        let have = of.host.show(volume).and_then(|it| it.replica);
+        let (have, volume, peer) = (have.ok_or("no replica")?.end, self.disk, of.id);
+        of.break_link(&mut self.owner);
+        let credit = of.credit()?;
         expect(self.owner.order(Command::StartPeer {
             volume,
             peer,
             have,
             credit,
         }))?;
-        self.linked = true;
         self.counters.links += 1;
-        self.gap = false;
+        (of.linked, of.link, of.gap) = (true, self.counters.links, false);
         Ok(())
     }
 
-    fn count(&mut self) {
-        let (volume, peer, request) = (self.disk, PEER, self.owner.request());
-        self.counting = Some(request);
+    /// The replica is given up, and another one may be made.
+    fn forget(&mut self, at: usize) -> Result<(), String> {
+        let Some(volume) = self.peers[at].replica.take() else {
+            return Ok(());
+        };
+        if self.peers[at].counts() {
+            // It counts by what it had; first the record is changed.
+            self.give_up(at)?;
+        }
+        let discard_dirty = true;
+        let host = &mut self.peers[at].host;
+        expect(host.order(Command::Detach {
+            volume,
+            discard_dirty,
+        }))?;
+        self.counters.restarted += 1;
+        Ok(())
+    }
+
+    fn count(&mut self, at: usize) {
+        let (volume, peer, request) = (self.disk, self.peers[at].id, self.owner.request());
+        self.peers[at].counting = Some(request);
         let command = Command::CountPeer { volume, peer };
         self.owner.apply(Event::Admin { request, command });
     }
 
-    /// What is on the link is lost.
-    fn cut(&mut self) -> Result<(), String> {
-        let counts = self.member || self.counting.is_some();
-        self.break_link();
-        let (volume, peer) = (self.disk, PEER);
+    fn stop_peer(&mut self, at: usize, counts: bool) -> Result<(), String> {
+        let (volume, peer) = (self.disk, self.peers[at].id);
         expect(self.owner.order(Command::StopPeer {
             volume,
             peer,
             counts,
-        }))?;
+        }))
+    }
+
+    fn break_link(&mut self, at: usize) {
+        self.peers[at].break_link(&mut self.owner);
+    }
+
+    fn cut(&mut self, at: usize) -> Result<(), String> {
+        let counts = self.peers[at].counts();
+        self.break_link(at);
+        self.stop_peer(at, counts)?;
         // A peer that did not count yet is as one that never was.
-        if let Some(request) = self.counting.take() {
+        if let Some(request) = self.peers[at].counting.take() {
             self.owner.answer(request);
-            let counts = self.member;
-            expect(self.owner.order(Command::StopPeer {
-                volume,
-                peer,
-                counts,
-            }))?;
+            self.stop_peer(at, self.peers[at].member)?;
         }
         self.counters.broken_links += 1;
         Ok(())
     }
 
-    fn break_link(&mut self) {
-        self.linked = false;
-        self.wire.clear();
-        self.owner.sent.clear();
-        self.acks.clear();
-    }
-
     /// The record is changed first: the peer may not take over any more.
-    fn give_up(&mut self) -> Result<(), String> {
-        self.member = false;
-        self.break_link();
-        let (volume, peer, counts) = (self.disk, PEER, false);
-        expect(self.owner.order(Command::StopPeer {
-            volume,
-            peer,
-            counts,
-        }))?;
-        if let Some(request) = self.counting.take() {
+    fn give_up(&mut self, at: usize) -> Result<(), String> {
+        self.peers[at].member = false;
+        self.break_link(at);
+        self.stop_peer(at, false)?;
+        if let Some(request) = self.peers[at].counting.take() {
             self.owner.answer(request);
         }
         self.counters.given_up += 1;
         Ok(())
     }
 
-    fn crash_peer(&mut self) -> Result<(), String> {
-        if self.linked {
-            self.cut()?;
+    fn crash_peer(&mut self, at: usize) -> Result<(), String> {
+        if self.peers[at].linked {
+            self.cut(at)?;
         }
         let power = self.rng.chance(600);
-        self.coming.clear();
-        self.peer.crash(power)?;
-        if let Some(neighbour) = &mut self.neighbour {
-            *neighbour = Neighbour::attach(&mut self.peer)?;
+        let peer = &mut self.peers[at];
+        peer.coming.clear();
+        peer.host.crash(power)?;
+        if let Some(neighbour) = &mut peer.neighbour {
+            *neighbour = Neighbour::attach(&mut peer.host)?;
         }
         self.counters.peer_crashes += 1;
         Ok(())
@@ -568,246 +565,77 @@ impl Pair {
 
     /// The owner dies and comes back. Its guest starts again, and finds what it must.
     fn crash_owner(&mut self) -> Result<(), String> {
-        self.break_link();
+        let all = 0..self.peers.len();
+        all.for_each(|at| self.break_link(at));
         let power = self.rng.chance(600);
         let least = match power {
             true => self.model.promised(),
             false => self.model.acked(),
         };
         self.asked.clear();
-        self.counting = None;
+        self.peers.iter_mut().for_each(|it| it.counting = None);
         self.owner.crash(power)?;
         self.disk = attach(&mut self.owner, "disk", (0, SECTORS), self.tuning)?;
-        self.lineage += 1;
-        self.name_lineage()?;
-        if self.member {
-            let (volume, peer, counts) = (self.disk, PEER, true);
-            expect(self.owner.order(Command::StopPeer {
-                volume,
-                peer,
-                counts,
-            }))?;
-        }
-        at_origin::begin_again(self)?;
         self.counters.owner_crashes += 1;
-        if self.member {
-            self.bring_up()?;
-        }
+        self.begin_again()?;
         let found = self.owner.read(self.disk, SECTORS)?;
         self.model.judge(&found, least).map(drop)
     }
 
+    /// The disk is opened anew, and those that count must have what it has.
+    fn begin_again(&mut self) -> Result<(), String> {
+        self.lineage += 1;
+        self.name_lineage()?;
+        let members = (0..self.peers.len()).filter(|at| self.peers[*at].member);
+        let members: Vec<usize> = members.collect();
+        members
+            .iter()
+            .try_for_each(|at| self.stop_peer(*at, true))?;
+        at_origin::begin_again(self)?;
+        members.into_iter().try_for_each(|at| self.bring_up(at))
+    }
+
     /// Before a guest sees what the owner has recovered, the peer has it as well, or is given up.
-    fn bring_up(&mut self) -> Result<(), String> {
+    fn bring_up(&mut self, at: usize) -> Result<(), String> {
         if self.rng.chance(300) {
-            return self.give_up();
+            return self.give_up(at);
         }
-        self.link()?;
-        if !self.member {
+        self.link(at)?;
+        if !self.peers[at].member {
             return Ok(());
         }
-        self.count();
+        self.count(at);
         let mut short = 0;
         for _ in 0..BRING_UP_MAX {
             let shown = self.owner.engine().copy(self.disk).ok_or("no volume")?;
-            short += u32::from(shown.peers.iter().any(|peer| peer.no_room));
-            match (self.counting, self.linked) {
+            let peer = &self.peers[at];
+            let mut peers = shown.peers.iter();
+            short += u32::from(peers.any(|it| it.peer == peer.id && it.no_room));
+            match (peer.counting, peer.linked) {
                 // Its host says that it has no room.
                 _ if short > SHORT_MAX => {
                     self.counters.short += 1;
-                    return self.give_up();
+                    return self.give_up(at);
                 }
                 (None, true) => return Ok(()),
-                (None, false) => return self.give_up(),
+                (None, false) => return self.give_up(at),
                 // A peer that does not answer is given up.
-                _ if self.gap => return self.give_up(),
+                _ if peer.gap => return self.give_up(at),
                 _ => {}
             }
-            self.carry()?;
-            self.acknowledge();
+            self.carry(at)?;
+            self.acknowledge(at);
             self.owner.complete();
-            self.peer.complete();
-            self.owner.pass(100_000);
-            self.peer.pass(100_000);
+            self.peers[at].host.complete();
+            self.pass(100_000);
             self.reap()?;
         }
         Err("a peer never has what was recovered".to_owned())
     }
 
-    /// The owner dies for good. A replica that the record names is taken over; else the owner comes
-    /// back once more.
-    fn take_over(&mut self) -> Result<(), String> {
-        match self.rng.below(4) {
-            0 if self.member => self.last_moments()?,
-            1 if self.member => self.last_write()?,
-            2 | 3 if !self.member => self.count_late()?,
-            _ => {}
-        }
-        if !self.member {
-            return match at_origin::come(self)? {
-                true => at_origin::lose_owner(self),
-                false => self.crash_owner(),
-            };
-        }
-        self.break_link();
-        let promised = self.model.promised();
-        self.owner.crash(true)?;
-        self.coming.clear();
-        if self.rng.chance(400) {
-            self.peer.crash(true)?;
-        }
-        let volume = self.replica.ok_or("a member without a replica")?;
-        expect(self.peer.order(Command::Freeze { volume, term: 2 }))?;
-        let end = |peer: &Machine| peer.show(volume).and_then(|it| it.replica).map(|it| it.end);
-        let said = end(&self.peer);
-        if self.rng.chance(400) {
-            self.peer.crash(true)?;
-        }
-        if end(&self.peer) != said {
-            return Err(format!("a frozen replica ends at {said:?} no more"));
-        }
-        let name = "disk".to_owned();
-        expect(self.peer.order(Command::TakeOver { volume, name }))?;
-        if self.rng.chance(400) {
-            self.peer.crash(true)?;
-        }
-        let old = self.disk;
-        // The storage is one for both, and the old owner writes no more.
-        self.peer.devices.origins[0] = self.owner.devices.origins.remove(0);
-        std::mem::swap(&mut self.owner, &mut self.peer);
-        self.neighbour = None;
-        self.disk = attach(&mut self.owner, "disk", (0, SECTORS), self.tuning)?;
-        self.judge_alone(promised)?;
-        self.retire(old)?;
-        self.counters.taken_over += 1;
-        self.counters.with_flushes += u64::from(promised > 0);
-        Ok(())
-    }
-
-    /// What the owner before has becomes a frozen replica, and a third host fetches it.
-    fn retire(&mut self, volume: VolumeId) -> Result<(), String> {
-        let (name, term) = ("old".to_owned(), 3);
-        let there = &mut self.peer;
-        expect(there.order(Command::Retire { volume, name, term }))?;
-        let end = |host: &mut Machine, id| host.engine().copy(id).and_then(|it| it.replica);
-        let said = end(there, volume).ok_or("it is no replica")?;
-        if self.rng.chance(400) {
-            there.crash(true)?;
-        }
-        if end(there, volume) != Some(said) {
-            return Err(format!("what was retired is {said:?} no more"));
-        }
-        let shown = there.show(volume).ok_or("no volume")?;
-        let mut third = Machine::new(&mut self.rng, Shape::without_lines(SEGMENTS))?;
-        let replica = third.engine().place("third");
-        let spec = ReplicaSpec {
-            name: "third".to_owned(),
-            origin: shown.origin,
-            uuid: shown.uuid,
-            size_bytes: shown.size_bytes,
-            lineage: shown.lineage,
-            term,
-            destaged: shown.destaged_serial,
-            fetched: true,
-        };
-        let (peer, have, credit) = (PEER, spec.destaged, Credit::ALL);
-        let keep = Command::KeepReplica {
-            volume: replica,
-            spec,
-        };
-        expect(third.order(keep))?;
-        expect(there.order(Command::StartPeer {
-            volume,
-            peer,
-            have,
-            credit,
-        }))?;
-        fetch(there, volume, (&mut third, replica))?;
-        third.crash(true)?;
-        let found = end(&mut third, replica).ok_or("no replica")?;
-        match found.end == said.end {
-            true => Ok(()),
-            false => Err(format!("{said:?} was fetched as {found:?}")),
-        }
-    }
-
-    /// The peer was away, and gets some of what it lacks.
-    fn last_moments(&mut self) -> Result<(), String> {
-        if self.linked {
-            self.cut()?;
-        }
-        for _ in 0..60 {
-            self.write();
-            self.owner.complete();
-            self.owner.pass(100_000);
-            self.reap()?;
-        }
-        self.link()?;
-        self.carry_some()
-    }
-
-    /// The peer has all, and gets some of a write that takes several batches.
-    fn last_write(&mut self) -> Result<(), String> {
-        if !self.linked {
-            self.link()?;
-        }
-        for _ in 0..300 {
-            self.carry()?;
-            self.acknowledge();
-            self.owner.complete();
-            self.peer.complete();
-            self.owner.pass(100_000);
-            self.peer.pass(100_000);
-            self.reap()?;
-        }
-        if self.linked && self.asked.len() < 8 {
-            let sectors = 8 * self.rng.range(8, 40);
-            self.write_sectors(sectors);
-        }
-        self.carry_some()
-    }
-
-    /// Some batches come, and are on media.
-    fn carry_some(&mut self) -> Result<(), String> {
-        for _ in 0..self.rng.below(4) {
-            self.carry()?;
-            for _ in 0..40 {
-                self.peer.complete();
-                self.peer.pass(100_000);
-            }
-            self.acknowledge();
-            self.reap()?;
-        }
-        Ok(())
-    }
-
-    /// A peer begins to count while a destage is under way with what it lacks.
-    fn count_late(&mut self) -> Result<(), String> {
-        if !self.linked {
-            self.link()?;
-        }
-        for _ in 0..20 {
-            self.write();
-            self.owner.complete();
-            self.reap()?;
-        }
-        let (volume, request) = (self.disk, self.owner.request());
-        let command = Command::Destage { volume };
-        self.owner.apply(Event::Admin { request, command });
-        for _ in 0..self.rng.below(60) {
-            self.owner.complete();
-            self.owner.pass(50_000);
-        }
-        if self.linked && self.counting.is_none() {
-            self.count();
-        }
-        self.reap()?;
-        self.carry_some()
-    }
-
     /// The next owner goes on by itself, through losses of power.
     fn judge_alone(&mut self, mut least: usize) -> Result<(), String> {
-        (self.replica, self.member) = (None, false);
+        self.peers.clear();
         self.asked.clear();
         for _ in 0..3 {
             let found = self.owner.read(self.disk, SECTORS)?;
@@ -829,43 +657,4 @@ impl Pair {
         let found = self.owner.read(self.disk, SECTORS)?;
         self.model.judge(&found, least).map(drop)
     }
-}
-
-/// Brings all of a frozen replica to another host.
-fn fetch(
-    there: &mut Machine,
-    volume: VolumeId,
-    (third, replica): (&mut Machine, VolumeId),
-) -> Result<(), String> {
-    for _ in 0..BRING_UP_MAX {
-        let copy = there.engine().copy(volume).ok_or("no volume")?;
-        let peer = copy.peers.first().ok_or("the peer was stopped")?;
-        if Some(peer.durable) == copy.replica.map(|it| it.end) {
-            return Ok(());
-        }
-        let Some(sent) = there.sent.pop_front() else {
-            if !there.complete() {
-                there.pass(1_000_000);
-            }
-            continue;
-        };
-        let number = sent.number;
-        let (request, buffer) = third.take(replica, sent);
-        let answer = loop {
-            match third.answer(request) {
-                Some(answer) => break answer,
-                None if third.complete() => {}
-                None => third.pass(1_000_000),
-            }
-        };
-        third.memory.buffer_remove(buffer);
-        expect(Ok(answer))?;
-        there.apply(Event::Replicated {
-            volume,
-            peer: PEER,
-            number,
-            credit: Credit::ALL,
-        });
-    }
-    Err("a frozen replica is never fetched".to_owned())
 }

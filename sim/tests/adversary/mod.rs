@@ -117,6 +117,8 @@ gates! {
     /// A volume with a replica on another host, over breaks of the link, kills and losses of power
     /// on both sides, up to a takeover.
     Pairs,
+    /// With two replicas, and several owners.
+    PairsOfTwo,
     /// A volume that goes from host to host and back, and is read from the host that had it before,
     /// over kills and losses of power on both sides.
     HandOvers,
@@ -125,8 +127,8 @@ gates! {
 use Gate::{
     BadCheckpoints, CleanBlocks, Commits, DirectTops, Dying, EarlyDestages, Group, Grows,
     HandOvers, HeldWrites, LargeWrites, LastCopies, LostWrites, Moves, NoSums, OwnBlocks, Pairs,
-    Resizes, Rests, Rings, Scenario, Seeds, ShortLives, ShortReads, ShortSwitches, SmallLog,
-    SmallOverlay, Swarm, Switches, Tops, Troubled, WriteThrough,
+    PairsOfTwo, Resizes, Rests, Rings, Scenario, Seeds, ShortLives, ShortReads, ShortSwitches,
+    SmallLog, SmallOverlay, Swarm, Switches, Tops, Troubled, WriteThrough,
 };
 
 /// A plan with all that write bent towards a life past the log.
@@ -333,7 +335,7 @@ fn dying(plan: &mut Plan) {
 impl Gate {
     pub fn options(self, seed: u64) -> Options {
         match self {
-            Seeds | HeldWrites | Rings | Pairs | HandOvers => Options::from_seed(seed),
+            Seeds | HeldWrites | Rings | Pairs | PairsOfTwo | HandOvers => Options::from_seed(seed),
             LostWrites => Options {
                 sabotage: Some(Sabotage::LostLogWrite),
                 ..Options::from_seed(seed)
@@ -392,6 +394,9 @@ impl Gate {
         }
         if self == Pairs {
             return pair::run(&pair::Options::from_seed(seed)).map(|_| ());
+        }
+        if self == PairsOfTwo {
+            return pair::run(&pair::Options::of_two(seed)).map(|_| ());
         }
         if self == HandOvers {
             return handed::run(&handed::Options::from_seed(seed)).map(|_| ());

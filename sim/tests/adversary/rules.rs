@@ -236,11 +236,11 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::CountForgettingFlushes
         | Bug::FreezeUnsynced
         | Bug::CountPartialDelta
-        | Bug::CountOlderPartialDelta
         | Bug::CountVoidSerials
         | Bug::GoOnBehindRefused
         | Bug::BelieveBatch
         | Bug::SendBeyondCredit => Pairs,
+        Bug::GoOnWhenTorn | Bug::CountOlderPartialDelta => PairsOfTwo,
         Bug::StaleRemoteRead | Bug::ReadUnreached | Bug::ServeOtherTime => HandOvers,
         Bug::SkipSwitchSync | Bug::KeepLayer => Switches,
         Bug::ElideAcrossRecords => Swarm,
@@ -330,8 +330,6 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::DestagePastPeers
         | Bug::FreezeUnsynced
         | Bug::CountVoidSerials => 0..1000,
-        // It needs two deltas in part at once: one seed in some thousand.
-        Bug::CountOlderPartialDelta => 1200..2200,
         // One seed in some hundred notices it; the first ones take minutes.
         Bug::LetGoForUnfinished => 105..111,
         // It needs two pieces of one write in segments of which one dies.

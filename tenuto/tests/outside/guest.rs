@@ -11,7 +11,7 @@ use crate::common::guest::Machine;
 use crate::common::{Rig, run, text_of, wait_until};
 
 const IMAGE_BYTES: u64 = 64 << 20;
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 /// Files that the guest's script leaves.
 const FILES: &str = "same 19";
 

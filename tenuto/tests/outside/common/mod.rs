@@ -56,11 +56,11 @@ pub const EXIT_DAMAGE: i32 = 5;
 
 /// How long a state is waited for that is sure to come, however slow the machine is.
 pub const PATIENCE: Duration = Duration::from_secs(300);
-const READY_TIMEOUT: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = PATIENCE;
 /// An orderly stop writes what is acknowledged to the log; it does not destage.
-const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+const STOP_TIMEOUT: Duration = PATIENCE;
 /// How long a line of the log may take.
-const SAID: Duration = Duration::from_secs(120);
+const SAID: Duration = PATIENCE;
 
 /// The program that is tested: the one that `TENUTO_BINARY` names, as `./test` does with the one it
 /// built as it is shipped, or that of this build.
