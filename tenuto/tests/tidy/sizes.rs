@@ -22,7 +22,6 @@ const LARGE: &[(&str, &str, usize, usize)] = &[
     ("node", "Set", 22, 63),
     ("workload", "Desktop", 21, 7),
     ("sim", "Images", 18, 1),
-    ("sim", "Pair", 13, 26),
     ("sim", "sim/src/guest.rs: Guest", 45, 35),
     ("sim", "sim/src/pair/mod.rs: Counters", 19, 1),
     ("sim", "sim/src/trace.rs: Counters", 66, 5),

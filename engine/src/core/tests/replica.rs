@@ -814,7 +814,7 @@ fn frozen_and_a_third() -> Pair {
 #[test]
 fn a_frozen_replica_is_sent_to_a_third_host_and_ends_there_as_here() {
     let mut pair = frozen_and_a_third();
-    let end = pair.owner.core.volume(pair.disk).replica_end();
+    let end = pair.owner.core.volume(pair.disk).history_end();
     assert_eq!(end, Serial(40));
     let (volume, peer, have) = (pair.disk, PEER, Serial(41));
     let start = pair.owner.order(Command::StartPeer {
