@@ -1,9 +1,9 @@
-//! Two hosts of a cluster on this machine, each a daemon of its own.
+//! Two hosts of a cluster on this machine, or three, each a daemon of its own.
 //!
-//! Owns both daemons, their caches and their files, and the program that says for either of them
-//! that it is dead. Always true: the program says so only when the process is gone; a host that is
-//! killed gets SIGKILL and was waited for; both have the same volumes. Deliberately absent: a
-//! network between them that is slower than loopback, and a third host.
+//! Owns the daemons, their caches and their files, and the program that says for any of them that
+//! it is dead. Always true: the program says so only when the process is gone; a host that is
+//! killed gets SIGKILL and was waited for; all have the same volumes. Deliberately absent: a
+//! network between them that is slower than loopback.
 
 use super::own_process::{self, Process, Served, this_program};
 use crate::place::{Place, make_cache};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-const NAMES: [&str; 2] = ["host-a", "host-b"];
+const NAMES: [&str; 3] = ["host-a", "host-b", "host-c"];
 /// Of a state to come, on a machine that others use.
 const WAIT_MAX: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(2);
@@ -31,7 +31,7 @@ struct Host {
     served: Option<Served>,
 }
 
-pub struct Pair([Host; 2]);
+pub struct Pair(Vec<Host>);
 
 fn failed(error: std::io::Error) -> Error {
     Error::failed(format!("the cluster of the benchmark: {}", cause(&error)))
@@ -61,6 +61,18 @@ impl Pair {
         Pair::start_over(Duration::ZERO, place, cache_bytes, sizes, volumes)
     }
 
+    /// The same with a third host.
+    pub fn start_three(
+        place: &Place,
+        cache_bytes: u64,
+        sizes: &str,
+        volumes: &str,
+    ) -> Result<Pair> {
+        let hosts = NAMES.map(|name| Host::new(place, name, cache_bytes, sizes));
+        let hosts: Result<Vec<Host>> = hosts.into_iter().collect();
+        Pair::of(hosts?, place, volumes)
+    }
+
     /// The same over a storage network of this latency.
     pub fn start_over(
         origin_latency: Duration,
@@ -69,28 +81,42 @@ impl Pair {
         sizes: &str,
         volumes: &str,
     ) -> Result<Pair> {
+        let mut hosts = Vec::new();
+        for name in &NAMES[..2] {
+            let mut host = Host::new(place, name, cache_bytes, sizes)?;
+            host.origin_latency = origin_latency;
+            hosts.push(host);
+        }
+        Pair::of(hosts, place, volumes)
+    }
+
+    fn of(mut hosts: Vec<Host>, place: &Place, volumes: &str) -> Result<Pair> {
         let fence = fence_program(place)?;
-        let [first, second] = NAMES.map(|name| Host::new(place, name, cache_bytes, sizes));
-        let (mut first, mut second) = (first?, second?);
-        first.origin_latency = origin_latency;
-        second.origin_latency = origin_latency;
+        let (first, others) = hosts.split_first_mut().expect("there are two at least");
         let vault = format!("dir:{}", place.path("vault").display());
         first.cluster(&["init", "bench", "--vault", &vault])?;
         first.finish(&fence, volumes)?;
         first.start()?;
-        let token = first.token()?;
-        second.cluster(&["join", &token])?;
-        second.finish(&fence, volumes)?;
-        second.start()?;
-        let pair = Pair([first, second]);
+        for other in others {
+            let token = first.token()?;
+            other.cluster(&["join", &token])?;
+            other.finish(&fence, volumes)?;
+            other.start()?;
+        }
+        let pair = Pair(hosts);
         pair.wait_for_links()?;
         Ok(pair)
     }
 
     pub fn wait_for_links(&self) -> Result<()> {
+        let others = self.0.len() - 1;
         self.0.iter().try_for_each(|host| {
-            let peers = || host.served().client.get("/v1/peers");
-            wait_for("a link", || Ok(peers()?["peers"][0]["state"] == "up"))
+            wait_for("a link", || {
+                let peers = host.served().client.get("/v1/peers")?;
+                let peers = peers["peers"].as_array().map_or(&[][..], |all| all);
+                let up = peers.iter().filter(|peer| peer["state"] == "up");
+                Ok(up.count() == others)
+            })
         })
     }
 
@@ -121,10 +147,10 @@ impl Pair {
         self.0[at].start()
     }
 
-    /// Whether all that this host has flushed of a volume is at the other one as well.
+    /// Whether all that this host has flushed of a volume is at as many others as it is to be.
     pub fn is_full(&self, at: usize, volume: &str) -> Result<bool> {
         let copies = &self.served(at).volume(volume)?["replication"];
-        Ok(copies["state"] == "full" && copies["real"] == 1)
+        Ok(copies["state"] == "full" && copies["real"] == copies["wanted"])
     }
 
     pub fn wait_until_full(&self, at: usize, volume: &str) -> Result<()> {

@@ -17,15 +17,15 @@ const ROUND_TRIPS: usize = 2000;
 const PARTS: usize = 20;
 const ROUND_TRIP_BYTES: usize = 64;
 
-/// Bytes that the first host has sent to the second, and has received from it, over the
-/// connections that are there now.
-pub fn sent_and_received(first: SocketAddr, second: SocketAddr) -> Option<(u64, u64)> {
+/// Bytes that the first host has sent to the others, and has received from them, over the
+/// connections that are there now; with the little that the others say to each other.
+pub fn sent_and_received(first: SocketAddr, others: &[SocketAddr]) -> Option<(u64, u64)> {
     let mut command = Command::new("ss");
-    let ends = format!(
-        "( sport = :{} or dport = :{} )",
-        first.port(),
-        second.port()
-    );
+    let mut ends = format!("( sport = :{}", first.port());
+    for other in others {
+        ends += &format!(" or dport = :{}", other.port());
+    }
+    ends += " )";
     command.args(["-tinH", "state", "established"]).arg(ends);
     let done = command.output().ok().filter(|done| done.status.success())?;
     Some(sum(&String::from_utf8_lossy(&done.stdout)))

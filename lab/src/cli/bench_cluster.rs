@@ -29,7 +29,7 @@ pub fn replicas(context: &Context, command: &BenchReplicas) -> Result<()> {
     bar.finish_and_clear();
     let report = report?;
     context.output().document(&report.document(), || {
-        let right = [1, 2, 3, 4, 5, 6, 7];
+        let right = [1, 2, 3, 4, 5, 6, 7, 8, 9];
         let table = output::table(&replicas::HEAD, &report.rows(), &right);
         let costs = output::table(&replicas::COSTS_HEAD, &report.costs(), &right[..6]);
         let (headline, machine) = (report.headline(), report.machine());

@@ -103,10 +103,10 @@ pub enum Bench {
     Record(BenchRecord),
     /// Start of the process to the first reply, after an orderly stop, a kill, a loss of power
     Restart(BenchRestart),
-    /// Guest speed with a copy of each write on a second host, against the same load without one
+    /// Guest speed with copies of each write on other hosts, against the same load without one
     ///
-    /// Starts two hosts of a cluster on this machine, and three volumes side by side: write-back
-    /// without a copy, with one copy, and write-through. Two copies are not in this version.
+    /// Starts three hosts of a cluster on this machine, and four volumes side by side: write-back
+    /// without a copy, with one copy and with two, and write-through.
     Replicas(BenchReplicas),
     /// A host of a cluster is killed: the first answer at another one, and flushes meanwhile
     ///
@@ -259,7 +259,7 @@ pub struct BenchReplicas {
     #[arg(default_value = "fio,jetstress,write-flush,write")]
     #[arg(value_parser = ["fio", "jetstress", "write-flush", "write"])]
     pub loads: Vec<String>,
-    /// Rounds of four slots of each load: no copy, one copy, write-through, no copy again
+    /// Rounds of five slots of each load: no copy, one copy, two, write-through, no copy again
     #[arg(long, value_name = "N", default_value_t = 15)]
     pub rounds: u32,
     /// Length of one slot, which ends earlier when as much was asked for as the volume has
@@ -272,8 +272,8 @@ pub struct BenchReplicas {
     /// Size of the cache of each host
     #[arg(long, value_name = "SIZE", default_value = "4GiB")]
     pub cache: String,
-    /// Size of each volume, at most a sixty-fourth of the cache
-    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    /// Size of each volume, at most a ninety-sixth of the cache
+    #[arg(long, value_name = "SIZE", default_value = "40MiB")]
     pub size: String,
     /// Directory on the device that holds the caches; default: that of temporary files
     #[arg(long, value_name = "DIR")]

@@ -279,9 +279,13 @@ impl Pair {
     /// No more lives in the log of the peer than may. A write of a guest may cut an older one, and
     /// then takes some blocks more than it was admitted with.
     fn judge_room(&mut self, at: usize) -> Result<(), String> {
-        let shown = self.peers[at].host.engine().snapshot();
+        let peer = &mut self.peers[at];
+        let shown = peer.host.engine().snapshot();
         let (live, max) = (shown.live_bytes / 4096, shown.dirty_bytes_max / 4096);
-        match live <= max + CUTS_MAX {
+        if live <= max {
+            peer.recovered = 0;
+        }
+        match live <= max.max(peer.recovered) + CUTS_MAX {
             true => Ok(()),
             false => Err(format!("{live} blocks live in a log for {max}")),
         }
@@ -559,6 +563,7 @@ impl Pair {
         if let Some(neighbour) = &mut peer.neighbour {
             *neighbour = Neighbour::attach(&mut peer.host)?;
         }
+        peer.recovered = peer.host.engine().snapshot().live_bytes / 4096;
         self.counters.peer_crashes += 1;
         Ok(())
     }

@@ -39,6 +39,9 @@ pub struct Peer {
     pub acks: VecDeque<(u64, Credit)>,
     /// A batch of this link was lost: what comes behind it is refused.
     pub gap: bool,
+    /// Blocks that lived in its log when it began again: of what had come to an image just before
+    /// some may be dirty once more.
+    pub recovered: u64,
     /// Its own guest.
     pub neighbour: Option<Neighbour>,
 }
@@ -68,6 +71,7 @@ impl Peer {
             coming: Vec::new(),
             acks: VecDeque::new(),
             gap: false,
+            recovered: 0,
             neighbour: None,
         })
     }

@@ -1,29 +1,31 @@
 //! The figures of copies, for people and for programs.
 
-use super::run::{AGAIN, ALONE, COPIED, Slot, THROUGH, median, ratio};
-use super::{Line, MORE_US_WANTED, RATIO_WANTED, Report};
+use super::run::{AGAIN, ALONE, COPIED, Slot, THROUGH, TWICE, median, ratio};
+use super::{Line, MORE_US_WANTED, RATIO_OF_TWO_WANTED, RATIO_WANTED, Report};
 use crate::bench::rounds::{Spread, cell};
 use crate::machine;
 use serde_json::{Value, json};
 
-pub const HEAD: [&str; 8] = [
+pub const HEAD: [&str; 10] = [
     "",
     "NO COPY",
     "ONE COPY",
     "ONE / NO",
+    "TWO / NO",
     "A/A",
     "WRITE-THROUGH",
     "THROUGH / NO",
     "WANTED, ONE",
+    "WANTED, TWO",
 ];
 
 pub const COSTS_HEAD: [&str; 7] = [
     "FOR EACH 4 KIB WRITTEN",
     "OWNER, CPU US",
-    "MEMBER, CPU US",
+    "MEMBERS, CPU US",
     "WIRE, BYTES",
     "OWNER'S DEVICE, BYTES",
-    "MEMBER'S DEVICE, BYTES",
+    "MEMBERS' DEVICES, BYTES",
     "ORIGIN, BYTES",
 ];
 
@@ -50,8 +52,8 @@ pub fn headline(report: &Report) -> String {
     let proven: usize = lines.iter().map(|line| line.proven().count()).sum();
     let all: usize = lines.iter().map(|line| line.rounds.len()).sum();
     format!(
-        "two hosts on this machine over loopback; three volumes of {} MiB in a cache of {} MiB: \
-         write-back with no copy, write-back with one, write-through; slots of {} s with a flush \
+        "three hosts on this machine over loopback; four volumes of {} MiB in a cache of {} MiB: \
+         write-back with no copy, with one and with two, write-through; slots of {} s with a flush \
          at the end, {proven} of {all} rounds proven; {}; an empty round trip takes {} us",
         options.size_bytes >> 20,
         options.cache_bytes >> 20,
@@ -76,21 +78,31 @@ pub fn speed(report: &Report, line: &Line) -> Vec<String> {
         at(ALONE),
         at(COPIED),
         over(COPIED),
+        over(TWICE),
         over(AGAIN),
         at(THROUGH),
         over(THROUGH),
         wanted,
+        match load.is_time() {
+            true => "-".into(),
+            false => format!(">= {RATIO_OF_TWO_WANTED} x"),
+        },
     ]
 }
 
-/// One row without a copy, one with it.
+/// One row without a copy, one with it, one with two.
 pub fn costs(line: &Line) -> Vec<Vec<String>> {
     let row = |(at, words): (usize, &str)| {
         let mut cells = vec![format!("{}, {words}", line.load.key())];
         cells.extend(COSTS.map(|(_, of, digits)| cell(median(line.proven(), at, of), digits)));
         cells
     };
-    [(ALONE, "no copy"), (COPIED, "one copy")].map(row).into()
+    let kinds = [
+        (ALONE, "no copy"),
+        (COPIED, "one copy"),
+        (TWICE, "two copies"),
+    ];
+    kinds.map(row).into()
 }
 
 fn line_document(report: &Report, line: &Line) -> Value {
@@ -112,13 +124,18 @@ fn line_document(report: &Report, line: &Line) -> Value {
         "rounds_proven": line.proven().count(),
         "alone": at(ALONE),
         "copied": at(COPIED),
+        "twice": at(TWICE),
         "write_through": at(THROUGH),
         "ratio": over(COPIED),
+        "twice_ratio": over(TWICE),
         "a_a_ratio": over(AGAIN),
         "write_through_ratio": over(THROUGH),
         "ratio_wanted": (!load.is_time()).then_some(RATIO_WANTED),
+        "twice_ratio_wanted": (!load.is_time()).then_some(RATIO_OF_TWO_WANTED),
         "us_wanted": load.is_time().then(|| wanted_us(report, line)).flatten(),
-        "each_4_kib": { "alone": costs(ALONE), "copied": costs(COPIED) },
+        "each_4_kib": {
+            "alone": costs(ALONE), "copied": costs(COPIED), "twice": costs(TWICE),
+        },
         "rounds": line.rounds.iter().map(|it| it.document(load)).collect::<Vec<Value>>(),
     })
 }
@@ -136,7 +153,7 @@ pub fn document(report: &Report) -> Value {
             "cache_bytes": options.cache_bytes,
             "size_bytes": options.size_bytes,
             "device_rate": options.device_rate,
-            "hosts": 2,
+            "hosts": 3,
         },
         "rounds_proven": proven,
         "device": report.limited.document(),

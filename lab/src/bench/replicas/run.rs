@@ -1,4 +1,4 @@
-//! Slots on three volumes of one host, and what both hosts counted meanwhile.
+//! Slots on four volumes of one host, and what all hosts counted meanwhile.
 //!
 //! Owns the volumes, the connections of the guests, and the looks at counters. Always true: a slot
 //! is looked at from before its first request until its closing flush is answered, and asks for no
@@ -26,20 +26,24 @@ use std::time::{Duration, Instant};
 
 /// RAM of each host: less for reads than a volume has, so that the device is asked.
 pub const SIZES: &str = "ram = \"16MiB\"\nstage = \"64MiB\"";
-/// The daemons: whose guest it is, and who keeps the copies.
+/// The daemons: whose guest it is, and who keep the copies.
 const OWNER: usize = 0;
-const MEMBER: usize = 1;
+const MEMBERS: [usize; 2] = [1, 2];
+const HOSTS: [usize; 3] = [OWNER, 1, 2];
 /// The volumes, and their slots in a round; the last slot is that of the first volume again.
-const NAMES: [&str; 3] = ["alone", "copied", "through"];
+const NAMES: [&str; 4] = ["alone", "copied", "twice", "through"];
 pub const ALONE: usize = 0;
 pub const COPIED: usize = 1;
-pub const THROUGH: usize = 2;
-pub const AGAIN: usize = 3;
+pub const TWICE: usize = 2;
+pub const THROUGH: usize = 3;
+pub const AGAIN: usize = 4;
+/// Volumes with copies.
+const WITH_COPIES: [usize; 2] = [COPIED, TWICE];
 /// Of the log each volume has so much for itself, or it would be destaged for want of room. With a
 /// copy versions that were overwritten stay dirty, and are destaged in the end.
 const SHARE_PER_SIZE: u64 = 9;
-/// At most half of the log is for shares, and two volumes have one; a small cache has less log.
-pub const CACHE_PER_SIZE: u64 = 64;
+/// At most half of the log is for shares, and three volumes have one; a small cache has less log.
+pub const CACHE_PER_SIZE: u64 = 96;
 /// Of what a volume has written, links may say so much beside it.
 const IDLE_WIRE_BYTES: u64 = 256 << 10;
 const WAIT_MAX: Duration = Duration::from_secs(600);
@@ -49,12 +53,12 @@ pub struct Slot {
     tally: Tally,
     took: Duration,
     counted: Counted,
-    /// The copied volume had its copy, before and after.
+    /// Each volume had its copies, before and after.
     full: bool,
 }
 
-/// Alone, with a copy, write-through, alone again.
-pub struct Round([Slot; 4]);
+/// Alone, with a copy, with two, write-through, alone again.
+pub struct Round([Slot; 5]);
 
 /// Counters of one moment, or how they have grown.
 #[derive(Clone, Copy, Default)]
@@ -65,17 +69,18 @@ struct Counted {
     bytes: u64,
     held_writes: u64,
     origin_write_bytes: u64,
-    /// Writes of the copied volume that came to the member; told when a slot has settled.
-    copied: u64,
-    /// From the owner to the member, and back.
+    /// Writes of the volumes with one copy and with two that all members have; told when a slot has
+    /// settled.
+    copied: [u64; 2],
+    /// From the owner to the members, and back.
     wire: Option<(u64, u64)>,
-    /// Of both hosts: time on processors, and bytes that the kernel has written for them.
-    cpu: [Duration; 2],
-    device: [Option<u64>; 2],
+    /// Of each host: time on processors, and bytes that the kernel has written for it.
+    cpu: [Duration; 3],
+    device: [Option<u64>; 3],
 }
 
 /// The guests of one load: of each volume its work and its connections.
-pub struct Guests([(Vec<Work>, Vec<Pipe>); 3]);
+pub struct Guests([(Vec<Work>, Vec<Pipe>); 4]);
 
 pub struct Stage {
     pair: Pair,
@@ -109,9 +114,15 @@ pub fn volumes(place: &Place, options: &Options) -> Result<String> {
                 "policy = \"write-back\"\ndestage-after = \"never\"\nreplicas = {}\ndirty-limit = \
                  \"{room}MiB\"\nshare = {{ min = \"{room}MiB\" }}\nflow = {{ dirty-bytes = \
                  \"90%\" }}\n",
-                u8::from(at == COPIED)
+                WITH_COPIES
+                    .iter()
+                    .position(|it| *it == at)
+                    .map_or(0, |at| at + 1)
             ),
         };
+        if at == COPIED {
+            text += "place = [\"host-b\"]\n";
+        }
     }
     Ok(text)
 }
@@ -123,21 +134,23 @@ impl Stage {
             lasts: Duration::from_secs_f64(options.seconds),
             size_bytes: options.size_bytes,
         };
-        for at in [ALONE, THROUGH, COPIED] {
+        for at in [ALONE, THROUGH, COPIED, TWICE] {
             stage.write(at, options.size_bytes)?;
         }
-        stage.pair.wait_until_full(OWNER, NAMES[COPIED])?;
+        for at in WITH_COPIES {
+            stage.pair.wait_until_full(OWNER, NAMES[at])?;
+        }
         // The first lap of a log writes zeroes ahead, later ones do not.
         for _ in 0..options.cache_bytes / options.size_bytes {
             interrupt.check()?;
-            stage.write(COPIED, options.size_bytes)?;
+            stage.write(TWICE, options.size_bytes)?;
         }
         Ok(stage)
     }
 
     /// From now on the devices are as slow as it says.
     pub fn limit(&self, limited: &mut Limited) -> Result<()> {
-        let pids = [OWNER, MEMBER].map(|at| self.pair.served(at).pid());
+        let pids = HOSTS.map(|at| self.pair.served(at).pid());
         pids.into_iter().try_for_each(|pid| limited.hold(pid))
     }
 
@@ -166,11 +179,11 @@ impl Stage {
             let pipes = self.pipes(at, works.len())?;
             Ok((works, pipes))
         };
-        Ok(Guests([of(ALONE)?, of(COPIED)?, of(THROUGH)?]))
+        Ok(Guests([of(ALONE)?, of(COPIED)?, of(TWICE)?, of(THROUGH)?]))
     }
 
     pub fn round(&self, guests: &mut Guests, round: u32, interrupt: &Interrupt) -> Result<Round> {
-        let mut slots = [None, None, None, None];
+        let mut slots = [None, None, None, None, None];
         for step in 0..slots.len() {
             interrupt.check()?;
             let slot = (round as usize + step) % slots.len();
@@ -182,7 +195,13 @@ impl Stage {
 
     fn slot(&self, (works, pipes): &mut (Vec<Work>, Vec<Pipe>), at: usize) -> Result<Slot> {
         let mut flusher = self.client(at)?;
-        let is_full = || self.pair.is_full(OWNER, NAMES[COPIED]);
+        let is_full = || -> Result<bool> {
+            let mut full = true;
+            for at in WITH_COPIES {
+                full &= self.pair.is_full(OWNER, NAMES[at])?;
+            }
+            Ok(full)
+        };
         let copied = self.settle()?;
         let (full, before) = (is_full()?, self.count(at)?);
         // What is dirty stays below what a volume may have, however fast the machine is, and
@@ -194,7 +213,8 @@ impl Stage {
         let took = begun.elapsed();
         let mut counted = self.count(at)?.since(before);
         let full = full && is_full()?;
-        counted.copied = self.settle()?.saturating_sub(copied);
+        let settled = self.settle()?;
+        counted.copied = [0, 1].map(|of| settled[of].saturating_sub(copied[of]));
         Ok(Slot {
             tally,
             took,
@@ -203,21 +223,26 @@ impl Stage {
         })
     }
 
-    /// Waits until nothing of a slot goes on: a destage of the copied volume, and the owner's look
-    /// at the member, which is a moment old. The number of the last write that the member has on
-    /// media.
-    fn settle(&self) -> Result<u64> {
-        let (mut copied, name) = (0, NAMES[COPIED]);
-        wait_for("an end of what goes on behind a slot", || {
-            let volume = self.pair.served(OWNER).volume(name)?;
-            let members = volume["replication"]["members"].as_array();
-            let streams = |it: &&Value| it["state"] == "streaming";
-            let member = members.and_then(|all| all.iter().find(streams));
-            copied = member.map_or(Ok(0), |it| number(&it["durable_serial"]))?;
-            let flags = volume["flags"].as_array();
-            let destages = flags.is_some_and(|all| all.contains(&json!("destaging")));
-            Ok(!destages && copied >= number(&volume["acked_serial"])?)
-        })?;
+    /// Waits until nothing of a slot goes on: destages of the volumes with copies, and the owner's
+    /// look at the members, which is a moment old. The numbers of the last writes that all members
+    /// have on media.
+    fn settle(&self) -> Result<[u64; 2]> {
+        let mut copied = [0; 2];
+        for (of, at) in WITH_COPIES.into_iter().enumerate() {
+            wait_for("an end of what goes on behind a slot", || {
+                let volume = self.pair.served(OWNER).volume(NAMES[at])?;
+                let members = volume["replication"]["members"].as_array();
+                let streams = |it: &&Value| it["state"] == "streaming";
+                let members = members.into_iter().flatten().filter(streams);
+                let has = members.map(|it| number(&it["durable_serial"]));
+                let has = has.collect::<Result<Vec<u64>>>()?;
+                copied[of] = has.iter().min().copied().unwrap_or(0);
+                let flags = volume["flags"].as_array();
+                let destages = flags.is_some_and(|all| all.contains(&json!("destaging")));
+                let all = has.len() == of + 1;
+                Ok(all && !destages && copied[of] >= number(&volume["acked_serial"])?)
+            })?;
+        }
         Ok(copied)
     }
 
@@ -225,9 +250,12 @@ impl Stage {
         let owner = self.pair.served(OWNER);
         let volume = owner.volume(NAMES[at])?;
         let of = |kind: &str, what: &str| number(&volume[kind][what]);
-        let pids = [OWNER, MEMBER].map(|at| self.pair.served(at).pid());
-        let cpu = pids.map(|pid| sys::process_cpu(Some(pid)).map_err(failed));
-        let [owns, keeps] = cpu;
+        let pids = HOSTS.map(|at| self.pair.served(at).pid());
+        let mut cpu = [Duration::ZERO; 3];
+        for (at, pid) in pids.into_iter().enumerate() {
+            cpu[at] = sys::process_cpu(Some(pid)).map_err(failed)?;
+        }
+        let members = MEMBERS.map(|at| self.pair.listen(at));
         Ok(Counted {
             requests: of("reads", "requests")? + of("writes", "requests")?,
             writes: of("writes", "requests")?,
@@ -235,9 +263,9 @@ impl Stage {
             bytes: of("reads", "bytes")? + of("writes", "bytes")?,
             held_writes: of("flow_control", "held_writes")?,
             origin_write_bytes: of("origin", "write_bytes")?,
-            copied: 0,
-            wire: wire::sent_and_received(self.pair.listen(OWNER), self.pair.listen(MEMBER)),
-            cpu: [owns?, keeps?],
+            copied: [0; 2],
+            wire: wire::sent_and_received(self.pair.listen(OWNER), &members),
+            cpu,
             device: pids.map(|pid| Some(device_bytes(Some(pid))?.1)),
         })
     }
@@ -288,11 +316,11 @@ impl Counted {
             bytes: self.bytes - before.bytes,
             held_writes: self.held_writes - before.held_writes,
             origin_write_bytes: self.origin_write_bytes - before.origin_write_bytes,
-            copied: 0,
+            copied: [0; 2],
             // Connections that are new since then have counted less; then it is not known.
             wire: pair(self.wire, before.wire),
-            cpu: [each(OWNER), each(MEMBER)],
-            device: [device(OWNER), device(MEMBER)],
+            cpu: HOSTS.map(each),
+            device: HOSTS.map(device),
         }
     }
 }
@@ -319,7 +347,8 @@ impl Slot {
     }
 
     pub fn member_cpu_us(&self) -> Option<f64> {
-        self.each(self.counted.cpu[MEMBER].as_secs_f64() * 1e6)
+        let all: Duration = MEMBERS.iter().map(|at| self.counted.cpu[*at]).sum();
+        self.each(all.as_secs_f64() * 1e6)
     }
 
     pub fn wire_bytes(&self) -> Option<f64> {
@@ -336,27 +365,33 @@ impl Slot {
     }
 
     pub fn member_device_bytes(&self) -> Option<f64> {
-        self.each(self.counted.device[MEMBER]? as f64)
+        self.each(self.members_device_bytes()? as f64)
     }
 
-    /// Nothing of it went to the other host, and nothing to the origin.
+    fn members_device_bytes(&self) -> Option<u64> {
+        MEMBERS.iter().map(|at| self.counted.device[*at]).sum()
+    }
+
+    /// Nothing of it went to other hosts, and nothing to the origin.
     fn is_alone(&self) -> bool {
         let it = &self.counted;
         let quiet = it.wire.is_none_or(|(sent, _)| sent < IDLE_WIRE_BYTES);
-        it.writes > 0 && it.copied == 0 && it.origin_write_bytes == 0 && quiet
+        it.writes > 0 && it.copied == [0; 2] && it.origin_write_bytes == 0 && quiet
     }
 
-    /// All of it did; what has come to the origin before it left need not.
-    fn is_copied(&self) -> bool {
+    /// All of it did, to so many. What has come to the origin, or was overwritten, before it left
+    /// need not; at random that is less than half.
+    fn is_copied(&self, copies: usize) -> bool {
         let it = &self.counted;
-        let due = it.write_bytes.saturating_sub(it.origin_write_bytes);
-        let sent = it.wire.is_none_or(|(sent, _)| sent > 0 && sent >= due);
-        it.writes > 0 && it.copied >= it.writes && sent && self.full
+        let due = copies as u64 * it.write_bytes.saturating_sub(it.origin_write_bytes);
+        let sent = it.wire.is_none_or(|(sent, _)| sent > 0 && 2 * sent >= due);
+        let (of, other) = (it.copied[copies - 1], it.copied[2 - copies]);
+        it.writes > 0 && of >= it.writes && other == 0 && sent && self.full
     }
 
     fn is_through(&self) -> bool {
         let it = &self.counted;
-        it.copied == 0 && it.writes > 0 && it.origin_write_bytes >= it.write_bytes
+        it.copied == [0; 2] && it.writes > 0 && it.origin_write_bytes >= it.write_bytes
     }
 
     fn document(&self, load: Load) -> Value {
@@ -376,9 +411,9 @@ impl Slot {
             "wire_sent_bytes": it.wire.map(|it| it.0),
             "wire_received_bytes": it.wire.map(|it| it.1),
             "owner_cpu_us": it.cpu[OWNER].as_micros() as u64,
-            "member_cpu_us": it.cpu[MEMBER].as_micros() as u64,
+            "member_cpu_us": MEMBERS.map(|at| it.cpu[at].as_micros() as u64),
             "owner_device_bytes": it.device[OWNER],
-            "member_device_bytes": it.device[MEMBER],
+            "member_device_bytes": MEMBERS.map(|at| it.device[at]),
         })
     }
 }
@@ -389,16 +424,18 @@ impl Round {
     }
 
     pub fn is_proven(&self) -> bool {
-        let [alone, copied, through, again] = &self.0;
-        alone.is_alone() && again.is_alone() && copied.is_copied() && through.is_through()
+        let [alone, copied, twice, through, again] = &self.0;
+        let copies = copied.is_copied(1) && twice.is_copied(2);
+        alone.is_alone() && again.is_alone() && copies && through.is_through()
     }
 
     pub fn document(&self, load: Load) -> Value {
-        let [alone, copied, through, again] = self.0.each_ref().map(|it| it.document(load));
+        let [alone, copied, twice, through, again] = self.0.each_ref().map(|it| it.document(load));
         json!({
             "proven": self.is_proven(),
             "alone": alone,
             "copied": copied,
+            "twice": twice,
             "write_through": through,
             "alone_again": again,
         })
