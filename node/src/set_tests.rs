@@ -144,6 +144,17 @@ impl Owner {
         record
     }
 
+    /// How often a host was told to drop a copy.
+    fn drops(&self, number: u8, copy: Uuid) -> usize {
+        let drops = |it: &&Action| match it {
+            Action::Send { host, body } => {
+                *host == id(number) && matches!(body, Body::Drop { copy: it, .. } if *it == copy)
+            }
+            _ => false,
+        };
+        self.out.iter().filter(drops).count()
+    }
+
     fn chooses(&mut self, number: u8) {
         assert!(
             self.out
@@ -404,15 +415,7 @@ fn a_member_that_has_no_room_is_left_out_and_dropped_when_that_is_decided() {
     owner.writes(FIRST);
     owner.joins(2, FIRST);
     let (copy, session) = (owner.copy_of(2), id(91));
-    let drops = |owner: &Owner| {
-        let drops = |it: &&Action| match it {
-            Action::Send { host, body } => {
-                *host == id(2) && matches!(body, Body::Drop { copy: it, .. } if *it == copy)
-            }
-            _ => false,
-        };
-        owner.out.iter().filter(drops).count()
-    };
+    let drops = |owner: &Owner| owner.drops(2, copy);
     let other = id(92);
     owner.hears(
         2,
@@ -447,6 +450,26 @@ fn a_member_that_has_no_room_is_left_out_and_dropped_when_that_is_decided() {
     owner.hears(2, Body::NoRoom { copy, session });
     assert_eq!(owner.set.learner(), None);
     assert_eq!(owner.set.record().number, before, "it did not count");
+}
+
+/// What is left of it would take the room of the one that is made in its place.
+#[test]
+fn a_copy_that_cannot_go_on_is_left_out_and_dropped_and_another_is_made_there() {
+    let mut owner = Owner::new(&[1, 2, 3], 2, None, None);
+    owner.writes(FIRST);
+    owner.joins(3, FIRST);
+    let copy = owner.copy_of(2);
+    owner.hears(2, Body::Absent { copy });
+    assert_eq!(owner.set.state(), State::Waiting);
+    assert_eq!(owner.drops(2, copy), 0, "the record names it still");
+    assert_eq!(owner.wins().members, [member(1), member(3)]);
+    assert_eq!((owner.drops(2, copy), owner.set.real()), (1, 1));
+    owner.tell(Event::Tick);
+    owner.chooses(2);
+    assert_ne!(owner.copy_of(2), copy);
+    owner.joins(2, FIRST);
+    owner.tell(Event::Live { host: id(2) });
+    assert_eq!(owner.wins().members.len(), 3);
 }
 
 /// C12: what a copy of an owner before has is at the origin; it takes room for nothing.

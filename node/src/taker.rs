@@ -448,3 +448,7 @@ impl Taker {
         self.state = State::Owning(owns);
     }
 }
+
+#[cfg(test)]
+#[path = "taker_tests.rs"]
+mod tests;

@@ -411,7 +411,7 @@ impl Unit {
         let Some(newest) = self.newest.clone() else {
             return self.prepare(cx);
         };
-        let copies = newest.has_copies_elsewhere();
+        let copies = self.goes_on_with_copies(&newest);
         match &newest.owner {
             None => self.prepare(cx),
             Some(owner) if owner.is_same_host(&self.me) && !newest.members.is_empty() => {
@@ -435,6 +435,18 @@ impl Unit {
                 self.hand_over(cx, newest);
             }
             Some(_) => self.state = State::Proof,
+        }
+    }
+
+    /// Once its owner writes no more, this record is followed by what a copy has. Where the origin
+    /// has all that was promised, a copy that is neither here nor heard is not waited for.
+    pub fn goes_on_with_copies(&self, record: &Record) -> bool {
+        let owner = record.owner.as_ref().map(|owner| owner.host);
+        let mut others = record.members.iter().filter(|it| Some(it.host) != owner);
+        let is_here = |host, cache| (host, cache) == (self.me.host, self.me.cache);
+        match record.at_origin {
+            true => others.any(|it| is_here(it.host, it.cache) || self.links.contains(&it.host)),
+            false => others.next().is_some(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fixtures::{holder, id};
-use crate::record::Member;
+use crate::record::{Degraded, Member};
 use alloc::vec;
 
 const OWNER: u8 = 7;
@@ -96,6 +96,47 @@ fn a_silent_owner_is_replaced_for_a_client_where_others_have_copies() {
         host.sees(&alone);
         assert_eq!(*host.0.state(), State::Proof, "it has all alone");
     }
+}
+
+#[test]
+fn copies_that_are_not_heard_are_not_waited_for_where_the_origin_has_all() {
+    let mut at_origin = record(3, OWNER, &[OWNER, 2]);
+    (at_origin.at_origin, at_origin.wanted) = (true, 2);
+    at_origin.degraded = Some(Degraded::PeerLost);
+    let host = |record: &Record| {
+        let mut host = Host::new(record, true);
+        host.tell(Event::Silent { number: 3 });
+        host.sees(record);
+        host
+    };
+    let mut lost = host(&at_origin);
+    assert_eq!(
+        *lost.0.state(),
+        State::Proof,
+        "nothing is served before proof"
+    );
+    lost.tell(Event::Proved { number: 3 });
+    lost.sees(&at_origin);
+    let whole = matches!(lost.1.last(), Some(Action::Prepare { whole: true, .. }));
+    assert!(whole, "{:?}", lost.1.last());
+
+    let mut heard = host(&at_origin);
+    heard.tell(Event::Link {
+        host: id(2),
+        up: true,
+    });
+    heard.tell(Event::Silent { number: 3 });
+    heard.sees(&at_origin);
+    assert_eq!(
+        *heard.0.state(),
+        State::Lent,
+        "a copy may have more, and needs no proof"
+    );
+
+    let mut here = at_origin.clone();
+    here.members[1].host = id(1);
+    here.members[1].cache = id(1);
+    assert_eq!(*host(&here).0.state(), State::Lent, "it has a copy itself");
 }
 
 #[test]

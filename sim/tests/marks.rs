@@ -59,7 +59,7 @@ fn every_way_that_is_seldom_gone_is_gone() {
             .for_each(|outcome| counters.add(&outcome.counters));
         // What fails there is the business of others as well.
         drop(sim::pair::run(&sim::pair::Options::from_seed(seed)));
-        drop(sim::pair::run(&sim::pair::Options::of_two(seed)));
+        drop(sim::pair::run(&sim::pair::Options::with_two(seed)));
         drop(sim::handed::run(&sim::handed::Options::from_seed(seed)));
         seed += 1;
     }

@@ -42,7 +42,7 @@ fn what_a_flush_promised_is_there_whichever_host_goes_on() {
 
 #[test]
 fn with_two_copies_it_is_there_over_several_losses() {
-    let (count, counters) = judge("two copies", Options::of_two);
+    let (count, counters) = judge("two copies", Options::with_two);
     if count >= 100 {
         assert!(counters.taken_over >= count && counters.with_flushes * 2 >= count);
         assert!(counters.resumed >= count && counters.counted >= count && counters.spoiled > 0);

@@ -156,6 +156,7 @@ impl Remote {
         if former.asked < WINDOW_BLOCKS {
             return;
         }
+        assert!(former.missing <= former.asked, "it counts both");
         let present = former.asked - former.missing;
         let worth = present >= former.asked / PRESENT_PART;
         (former.asked, former.missing) = (0, 0);

@@ -142,7 +142,7 @@ impl Core {
         }
         self.drop_partial(id);
         let volume = self.volume(id);
-        if volume.is_torn() {
+        if volume.is_torn() && !volume.is_frozen() {
             mark(Mark::TornReplica);
             let request = volume.take_settling().expect("just seen");
             cx.out.reply(request, Err(Refusal::Gone));

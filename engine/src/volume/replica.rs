@@ -65,28 +65,17 @@ struct Partial {
     from: u64,
 }
 
-/// Whether the owner is the one that has sent what is staged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Heir {
-    #[default]
-    Same,
-    /// Another one; what is under way of the one before is not settled yet.
-    Comes,
-    /// Another one, and the one before has left a part of a delta.
-    Torn,
-}
-
 #[derive(Default)]
 pub struct Replica {
     standing: Standing,
     end: Serial,
     /// The newest serial that this life has put into the log, or found there.
     staged: Serial,
+    /// The owner that has sent it.
+    staged_of: Uuid,
     /// What the recovery of this life has found, in order and without a gap.
     recovered: Serial,
     partial: Option<Partial>,
-    /// Another owner has come since something was staged, or a part of it was left then.
-    heir: Heir,
     inbox: VecDeque<Incoming>,
     /// A batch was refused: none behind it is taken before the owner comes anew.
     broken: bool,
@@ -205,9 +194,6 @@ impl Volume {
         let obeys = self.is_replica() && self.replica.standing.term <= spec.term;
         if obeys && self.replica.settling.is_none() && !self.log_damaged {
             let standing = &mut self.replica.standing;
-            if standing.lineage != spec.lineage && self.replica.heir == Heir::Same {
-                self.replica.heir = Heir::Comes;
-            }
             standing.role = Role::Replica;
             (standing.lineage, standing.term) = (spec.lineage, spec.term);
             self.replica.broken = false;
@@ -217,15 +203,12 @@ impl Volume {
         false
     }
 
-    /// All that was under way is here, or is dropped. Whether the owner that has come must begin a
-    /// new replica.
-    pub fn is_torn(&mut self) -> bool {
-        let left = self.replica.staged > self.replica.end && !has(Bug::GoOnWhenTorn);
-        if self.replica.standing.role != Role::Replica || self.replica.heir == Heir::Same {
-            return false;
-        }
-        self.replica.heir = if left { Heir::Torn } else { Heir::Same };
-        left
+    /// The owner before has left a part of a delta, which this one cannot go on with: it must begin
+    /// a new replica.
+    pub fn is_torn(&self) -> bool {
+        let replica = &self.replica;
+        let other = replica.staged_of != replica.standing.lineage;
+        other && replica.staged > replica.end && !has(Bug::GoOnWhenTorn)
     }
 
     /// Nothing of its owner is taken any more. False if it obeys a newer record.
@@ -340,8 +323,8 @@ impl Volume {
     /// believed in nothing.
     pub fn check_batch(&self, batch: &Batch) -> Result<(), Refusal> {
         let settles = self.replica.settling.is_some() || self.is_detaching();
-        let torn = self.replica.heir != Heir::Same;
-        if self.replica.standing.role != Role::Replica || settles || self.replica.broken || torn {
+        let ended = self.replica.broken || self.is_torn();
+        if self.replica.standing.role != Role::Replica || settles || ended {
             return Err(Refusal::Gone);
         }
         let mut from = 0;
@@ -423,7 +406,9 @@ impl Volume {
         let begins = batch.part == 0 && brings;
         if brings {
             self.skip_to(upto);
-            self.replica.staged = self.replica.staged.max(upto);
+            let replica = &mut self.replica;
+            replica.staged = replica.staged.max(upto);
+            replica.staged_of = replica.standing.lineage;
         }
         assert!(
             !begins || self.replica.partial.is_none(),

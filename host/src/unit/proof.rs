@@ -60,7 +60,8 @@ impl Manager {
     }
 
     /// A unit that is being taken without proof, and of which nothing is changed yet, is left to an
-    /// owner that is heard again, and where no client waits any more. True if it was.
+    /// owner that is heard again, and where no client waits any more, and is looked at anew where
+    /// no copy is left that it needs. True if it was.
     pub(super) fn gives_up_taking(&mut self, name: &str) -> bool {
         let Some(entry) = self.entries.get(name) else {
             return false;
@@ -73,8 +74,11 @@ impl Manager {
         let other = owner.filter(|host| *host != self.member.me.host);
         let heard = other.is_some_and(|host| self.links.contains(&host));
         let proved = entry.proved == Some(record.number);
-        let idle = *machine.state() == taker::State::Probing && !proved;
-        let goes_on = entry.wanted && !heard;
+        let unit = entry.unit.as_ref().map(|(_, unit)| unit);
+        // Its copies were lost since, and the image has what they have.
+        let copies = unit.is_some_and(|unit| unit.goes_on_with_copies(record));
+        let idle = *machine.state() == taker::State::Probing && (!proved || !copies);
+        let goes_on = entry.wanted && !heard && copies;
         if other.is_none() || !idle || goes_on {
             return false;
         }

@@ -170,7 +170,8 @@ impl Manager {
             set::State::Degraded | set::State::Ended => {
                 let learner = learner.map(|it| it.member.host);
                 let counted = shown.iter().filter(|peer| peer.counts && !peer.unfit);
-                let counted: Vec<Uuid> = counted.map(|peer| peer.member.host).collect();
+                let counted = counted.map(|peer| peer.member.host);
+                let counted: Vec<Uuid> = counted.chain([self.member.me.host]).collect();
                 let mut words = self.degraded_by(entry, &counted, learner);
                 if set.record().at_origin {
                     words += "; until it has one, flushes are answered when its image has them";

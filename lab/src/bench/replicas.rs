@@ -12,8 +12,8 @@ mod load;
 mod report;
 mod run;
 
+use super::hosts::Hosts;
 use super::limit::Limited;
-use super::pair::Pair;
 use super::range;
 use super::rounds::Spread;
 use super::wire;
@@ -81,8 +81,8 @@ fn measure(
     let failed = |error| Error::failed(format!("bench replicas: {}", cause(&error)));
     let round_trip_us = wire::round_trip_us().map_err(failed)?;
     let volumes = run::volumes(place, options)?;
-    let pair = Pair::start_three(place, options.cache_bytes, run::SIZES, &volumes)?;
-    let stage = Stage::new(pair, options, interrupt)?;
+    let hosts = Hosts::start_three(place, options.cache_bytes, run::SIZES, &volumes)?;
+    let stage = Stage::new(hosts, options, interrupt)?;
     stage.limit(&mut limited)?;
     let (mut lines, mut number) = (Vec::new(), 0);
     for &load in &options.loads {

@@ -73,12 +73,7 @@ fn make_members(pair: &mut Pair) -> Result<(), String> {
         if turn % 30 == 0 {
             pair.write();
         }
-        pair.carry(at)?;
-        pair.acknowledge(at);
-        pair.owner.complete();
-        pair.peers[at].host.complete();
-        pair.pass(100_000);
-        pair.reap()?;
+        pair.advance(at)?;
     }
     Ok(())
 }
@@ -190,12 +185,7 @@ fn last_write(pair: &mut Pair) -> Result<(), String> {
         pair.link(0)?;
     }
     for _ in 0..300 {
-        pair.carry(0)?;
-        pair.acknowledge(0);
-        pair.owner.complete();
-        pair.peers[0].host.complete();
-        pair.pass(100_000);
-        pair.reap()?;
+        pair.advance(0)?;
     }
     if pair.peers[0].linked && pair.asked.len() < 8 {
         let sectors = 8 * pair.rng.range(8, 40);

@@ -118,7 +118,7 @@ gates! {
     /// on both sides, up to a takeover.
     Pairs,
     /// With two replicas, and several owners.
-    PairsOfTwo,
+    TwoReplicas,
     /// A volume that goes from host to host and back, and is read from the host that had it before,
     /// over kills and losses of power on both sides.
     HandOvers,
@@ -127,8 +127,8 @@ gates! {
 use Gate::{
     BadCheckpoints, CleanBlocks, Commits, DirectTops, Dying, EarlyDestages, Group, Grows,
     HandOvers, HeldWrites, LargeWrites, LastCopies, LostWrites, Moves, NoSums, OwnBlocks, Pairs,
-    PairsOfTwo, Resizes, Rests, Rings, Scenario, Seeds, ShortLives, ShortReads, ShortSwitches,
-    SmallLog, SmallOverlay, Swarm, Switches, Tops, Troubled, WriteThrough,
+    Resizes, Rests, Rings, Scenario, Seeds, ShortLives, ShortReads, ShortSwitches, SmallLog,
+    SmallOverlay, Swarm, Switches, Tops, Troubled, TwoReplicas, WriteThrough,
 };
 
 /// A plan with all that write bent towards a life past the log.
@@ -335,7 +335,9 @@ fn dying(plan: &mut Plan) {
 impl Gate {
     pub fn options(self, seed: u64) -> Options {
         match self {
-            Seeds | HeldWrites | Rings | Pairs | PairsOfTwo | HandOvers => Options::from_seed(seed),
+            Seeds | HeldWrites | Rings | Pairs | TwoReplicas | HandOvers => {
+                Options::from_seed(seed)
+            }
             LostWrites => Options {
                 sabotage: Some(Sabotage::LostLogWrite),
                 ..Options::from_seed(seed)
@@ -395,8 +397,8 @@ impl Gate {
         if self == Pairs {
             return pair::run(&pair::Options::from_seed(seed)).map(|_| ());
         }
-        if self == PairsOfTwo {
-            return pair::run(&pair::Options::of_two(seed)).map(|_| ());
+        if self == TwoReplicas {
+            return pair::run(&pair::Options::with_two(seed)).map(|_| ());
         }
         if self == HandOvers {
             return handed::run(&handed::Options::from_seed(seed)).map(|_| ());

@@ -240,7 +240,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::GoOnBehindRefused
         | Bug::BelieveBatch
         | Bug::SendBeyondCredit => Pairs,
-        Bug::GoOnWhenTorn | Bug::CountOlderPartialDelta => PairsOfTwo,
+        Bug::GoOnWhenTorn | Bug::CountOlderPartialDelta => TwoReplicas,
         Bug::StaleRemoteRead | Bug::ReadUnreached | Bug::ServeOtherTime => HandOvers,
         Bug::SkipSwitchSync | Bug::KeepLayer => Switches,
         Bug::ElideAcrossRecords => Swarm,

@@ -172,6 +172,16 @@ fn a_copy_goes_where_its_volume_says() {
     let mut load = load(seed(43));
     cluster.write(0, &mut load, 50);
     assert_eq!(cluster.is_full(0), 2);
+    let set = |key: &str| cluster.hosts[0].rig.done(&["volume", "set", "disk", key]);
+    set("place=host-a,host-c");
+    set("replicas=2");
+    wait_until("no other host is named", PATIENCE, || {
+        cluster.copies(0)["reason"] == "`place` names too few hosts"
+    });
+    assert_eq!(cluster.copies(0)["real"], 1);
+    set("replicas=1");
+    set("place=host-c,host-x");
+    assert_eq!(cluster.is_full(0), 2);
     cluster.kill_under_load(0, &mut load, &[2], 50);
     cluster.is_degraded(0);
     let mut reason = Value::Null;

@@ -105,6 +105,66 @@ fn a_second_copy_can_be_switched_on_and_off_live() {
     cluster.hosts[2].stop();
 }
 
+/// Fails when: a volume goes to a host with a copy without the others, or its old owner does not
+/// become one of them.
+#[test]
+fn a_volume_moves_among_three_hosts_that_all_have_it() {
+    let mut cluster = Cluster::new(3, TWO_COPIES);
+    let mut load = load(seed(66));
+    for (owner, other) in [(0, 1), (1, 2), (2, 0)] {
+        cluster.write(owner, &mut load, 100);
+        assert_eq!(cluster.has_copies(owner, 2).len(), 2);
+        let when = format!("from {} to {}", name(owner), name(other));
+        cluster.check(other, &mut load, Crash::Kill, &when);
+    }
+    cluster.write(0, &mut load, 100);
+    assert_eq!(cluster.has_copies(0, 2), [1, 2]);
+    cluster.destroy(0);
+    cluster.destroy(2);
+    cluster.check(1, &mut load, Crash::PowerLoss, "after the moves");
+    cluster.hosts[1].stop();
+}
+
+/// Fails when: a volume with one of two copies goes on by its logs, though it is to be at its image
+/// then, or a host without a copy waits for one, though the image has all.
+#[test]
+fn with_one_of_two_copies_flushes_are_at_the_image_if_that_is_wanted() {
+    let lines = format!("{TWO_COPIES}\non-degraded = \"write-through\"");
+    let mut cluster = Cluster::new(3, &lines);
+    let mut load = load(seed(67));
+    cluster.write(0, &mut load, 100);
+    assert_eq!(cluster.has_copies(0, 2), [1, 2]);
+    cluster.kill_under_load(0, &mut load, &[2], 100);
+    wait_until("flushes are at the image", PATIENCE, || {
+        cluster.hosts[0].show()["effective_policy"] == "write-through"
+    });
+    assert_eq!(cluster.copies(0)["real"], 1);
+    cluster.write(0, &mut load, 200);
+    cluster.destroy(0);
+    cluster.destroy(1);
+    // It has an old copy, which is none any more, and the image has all.
+    cluster.start(2);
+    cluster.hosts[2]
+        .rig
+        .done(&["volume", "takeover", "disk", "--fenced"]);
+    cluster.check(2, &mut load, Crash::PowerLoss, "from the image");
+    cluster.hosts[2].stop();
+}
+
+/// Fails when: more copies than two are not made, or a host among them goes on without the rest.
+#[test]
+fn of_eight_hosts_the_last_one_has_it() {
+    let mut cluster = Cluster::new(8, "destage-after = \"never\"\nreplicas = 7");
+    let mut load = load(seed(68));
+    cluster.write(0, &mut load, 100);
+    assert_eq!(cluster.has_copies(0, 7), [1, 2, 3, 4, 5, 6, 7]);
+    cluster.write(0, &mut load, 100);
+    let dead: Vec<usize> = (0..7).collect();
+    cluster.kill_under_load(0, &mut load, &dead, 100);
+    cluster.check(7, &mut load, Crash::PowerLoss, "at the last host");
+    cluster.hosts[7].stop();
+}
+
 /// Fails when: what was flushed depends on which hosts are killed, or which comes back first.
 #[test]
 fn rounds_of_kill_with_two_copies() {

@@ -397,6 +397,35 @@ fn what_is_left_of_a_delta_never_counts_for_the_next_owner() {
     assert!(matches!(kept[..], [(_, Some(Content::Data(_)))]));
 }
 
+/// Fails when: a replica with a part of a delta goes on for another owner, or is forgotten for the
+/// one that sends the rest.
+#[test]
+fn another_owner_begins_a_replica_with_a_part_of_a_delta_anew() {
+    let mut pair = part_of_an_epoch();
+    pair.stop(false);
+    let keep = |pair: &mut Pair, lineage: u8| {
+        let spec = ReplicaSpec {
+            lineage: Uuid([lineage; 16]),
+            term: 4,
+            ..replica_spec(Serial(0))
+        };
+        let volume = pair.replica;
+        let kept = pair.member.order(Command::KeepReplica { volume, spec });
+        pair.member.pass(100);
+        pair.member.answer(kept)
+    };
+    assert_eq!(keep(&mut pair, 5), Some(Ok(())), "it sends the rest");
+    assert_eq!(keep(&mut pair, 6), Some(Err(Refusal::Gone)));
+    assert_eq!(keep(&mut pair, 6), Some(Err(Refusal::Gone)), "asked again");
+    let (volume, term) = (pair.replica, 4);
+    let frozen = pair.member.order(Command::Freeze { volume, term });
+    pair.member.pass(100);
+    assert_eq!(pair.member.answer(frozen), Some(Ok(())), "its end is right");
+    // A recovery takes the part out of the log.
+    pair.member.lose_power();
+    assert_eq!(keep(&mut pair, 6), Some(Ok(())));
+}
+
 #[test]
 fn a_frozen_replica_takes_nothing_and_obeys_no_older_record() {
     let mut pair = Pair::new();

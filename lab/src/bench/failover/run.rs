@@ -6,8 +6,8 @@
 
 use super::Options;
 use super::guest::{End, Guest, Meter, Stopping};
+use crate::bench::hosts::{Hosts, wait_for};
 use crate::bench::own_process::number;
-use crate::bench::pair::{Pair, wait_for};
 use crate::bench::work::BLOCK_BYTES;
 use crate::client::Client;
 use crate::in_process::make_image;
@@ -78,7 +78,7 @@ pub struct Round {
 }
 
 pub struct Stage {
-    pair: Pair,
+    hosts: Hosts,
     guest: Guest,
     random: Rng,
     owner: usize,
@@ -103,11 +103,11 @@ impl Stage {
              [\"nbd\"]\npolicy = \"write-back\"\ndestage-after = \"never\"\nreplicas = \
              1\ndirty-limit = \"{room}MiB\"\n"
         );
-        let pair = Pair::start(place, options.cache_bytes, SIZES, &volumes)?;
+        let hosts = Hosts::start(place, options.cache_bytes, SIZES, &volumes)?;
         let mut guest = Guest::new(options.size_bytes, options.seed);
-        guest.fill(&pair.socket(0), NAME)?;
+        guest.fill(&hosts.socket(0), NAME)?;
         Ok(Stage {
-            pair,
+            hosts,
             guest,
             random: Rng::new(!options.seed),
             owner: 0,
@@ -118,7 +118,7 @@ impl Stage {
 
     pub fn round(&mut self, interrupt: &Interrupt) -> Result<Round> {
         let owner = self.owner;
-        self.pair.wait_until_full(owner, NAME)?;
+        self.hosts.wait_until_full(owner, NAME)?;
         let peer_killed = self.kill_peer()?;
         interrupt.check()?;
         let owner_killed = self.kill_owner()?;
@@ -131,8 +131,8 @@ impl Stage {
 
     fn kill_peer(&mut self) -> Result<PeerKilled> {
         let (owner, peer, meter) = (self.owner, 1 - self.owner, Meter::default());
-        let (pair, guest, watched) = (&mut self.pair, &mut self.guest, self.watched);
-        let socket = pair.socket(owner);
+        let (hosts, guest, watched) = (&mut self.hosts, &mut self.guest, self.watched);
+        let socket = hosts.socket(owner);
         std::thread::scope(|scope| {
             let running = scope.spawn(|| guest.run(&socket, NAME, &meter));
             let watching = scope.spawn(|| watch(&meter));
@@ -140,14 +140,14 @@ impl Stage {
             std::thread::sleep(watched);
             let longest_flush_before = meter.take_longest_flush();
             let killed = Instant::now();
-            pair.kill(peer);
-            pair.wait_until_degraded(owner, NAME)?;
+            hosts.kill(peer);
+            hosts.wait_until_degraded(owner, NAME)?;
             let degraded = killed.elapsed();
             let started = Instant::now();
-            pair.restart(peer)?;
-            pair.wait_until_full(owner, NAME)?;
+            hosts.restart(peer)?;
+            hosts.wait_until_full(owner, NAME)?;
             let full = Instant::now();
-            let dirty_bytes = number(&pair.served(owner).volume(NAME)?["dirty_bytes"])?;
+            let dirty_bytes = number(&hosts.served(owner).volume(NAME)?["dirty_bytes"])?;
             drop(stopping);
             match running.join().expect("a guest does not panic")? {
                 End::Stopped => {}
@@ -177,10 +177,10 @@ impl Stage {
 
     fn kill_owner(&mut self) -> Result<OwnerKilled> {
         let (owner, other, meter) = (self.owner, 1 - self.owner, Meter::default());
-        let first_answer_before = first_answer(&self.pair.socket(owner), Instant::now())?.1;
+        let first_answer_before = first_answer(&self.hosts.socket(owner), Instant::now())?.1;
         let answers = ANSWERS_MIN + self.random.scaled(ANSWERS_MORE);
-        let (pair, guest) = (&mut self.pair, &mut self.guest);
-        let socket = pair.socket(owner);
+        let (hosts, guest) = (&mut self.hosts, &mut self.guest);
+        let socket = hosts.socket(owner);
         let flushes = guest.flushes;
         let killed = std::thread::scope(|scope| {
             let running = scope.spawn(|| guest.run(&socket, NAME, &meter));
@@ -189,22 +189,22 @@ impl Stage {
                 Ok(meter.answered.load(Ordering::SeqCst) > answers || running.is_finished())
             })?;
             let killed = Instant::now();
-            pair.kill(owner);
+            hosts.kill(owner);
             match running.join().expect("a guest does not panic")? {
                 End::Broken => Ok(killed),
                 End::Stopped => Err(Error::failed("bench failover: no request was under way")),
             }
         })?;
-        let (mut client, first_answer) = first_answer(&pair.socket(other), killed)?;
+        let (mut client, first_answer) = first_answer(&hosts.socket(other), killed)?;
         let found = guest.check(&mut client)?;
         let started = Instant::now();
-        pair.restart(owner)?;
-        pair.wait_until_full(other, NAME)?;
+        hosts.restart(owner)?;
+        hosts.wait_until_full(other, NAME)?;
         let full = started.elapsed();
         self.owner = other;
         let mut proof = Value::Null;
         wait_for("proof that the killed host writes no more", || {
-            proof = self.pair.served(other).volume(NAME)?["drain"]["proof"].clone();
+            proof = self.hosts.served(other).volume(NAME)?["drain"]["proof"].clone();
             Ok(!proof.is_null())
         })?;
         Ok(OwnerKilled {

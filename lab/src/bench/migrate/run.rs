@@ -9,8 +9,8 @@
 use super::Options;
 use super::guest::{Guest, PIECE_BYTES, make_stamped};
 use super::slices::{Kind, Look, SLICES, Slot};
+use crate::bench::hosts::{Hosts, wait_for};
 use crate::bench::own_process::number;
-use crate::bench::pair::{Pair, wait_for};
 use crate::bench::work::Sample;
 use crate::interrupt::Interrupt;
 use crate::place::Place;
@@ -36,13 +36,13 @@ const BEFORE_PART: f64 = 0.2;
 const NAP: Duration = Duration::from_millis(100);
 
 /// Starts two hosts with a volume of an image of this size, with stamps from a byte on.
-pub fn start(place: &Place, options: &Options, from: u64, bytes: u64) -> Result<Pair> {
+pub fn start(place: &Place, options: &Options, from: u64, bytes: u64) -> Result<Hosts> {
     // What is read of the image takes nothing from the device of the caches.
     let image = place.stage_dir().join("disk.img");
     make_stamped(&image, from, bytes)?;
     let volumes = volume(&image, options);
     let (latency, cache_bytes) = (options.origin_latency, options.cache_bytes);
-    Pair::start_over(latency, place, cache_bytes, SIZES, &volumes)
+    Hosts::start_over(latency, place, cache_bytes, SIZES, &volumes)
 }
 
 fn volume(image: &Path, options: &Options) -> String {
@@ -56,10 +56,10 @@ fn volume(image: &Path, options: &Options) -> String {
 }
 
 /// Orders that the volume goes from this host to the other one.
-pub fn order_move(pair: &Pair, from: usize) -> Result<()> {
-    let to = json!({ "to": pair.name(1 - from) });
+pub fn order_move(hosts: &Hosts, from: usize) -> Result<()> {
+    let to = json!({ "to": hosts.name(1 - from) });
     let path = format!("/v1/volumes/{NAME}/move");
-    let client = &pair.served(from).client;
+    let client = &hosts.served(from).client;
     let moved = client.post(&path, Some(&to), PROMPT)?;
     match moved["notes"].as_array().is_none_or(Vec::is_empty) {
         true => Ok(()),
@@ -69,17 +69,17 @@ pub fn order_move(pair: &Pair, from: usize) -> Result<()> {
     }
 }
 
-fn wait_until_right(pair: &Pair, at: usize) -> Result<()> {
+fn wait_until_right(hosts: &Hosts, at: usize) -> Result<()> {
     wait_for("the right to write the image", || {
-        let shown = pair.served(at).volume(NAME)?;
-        Ok(shown["ownership"] == "owner" && shown["drain"]["holder"] == pair.name(at))
+        let shown = hosts.served(at).volume(NAME)?;
+        Ok(shown["ownership"] == "owner" && shown["drain"]["holder"] == hosts.name(at))
     })
 }
 
 /// Until this host may write the image, and all that is dirty is at the other one as well.
-pub fn wait_until_settled(pair: &Pair, at: usize) -> Result<()> {
-    wait_until_right(pair, at)?;
-    pair.wait_until_full(at, NAME)
+pub fn wait_until_settled(hosts: &Hosts, at: usize) -> Result<()> {
+    wait_until_right(hosts, at)?;
+    hosts.wait_until_full(at, NAME)
 }
 
 /// Reads of the image that a host has made.
@@ -96,33 +96,33 @@ pub fn slot(
 ) -> Result<Slot> {
     let place = place.part("slot")?;
     let bytes = options.size_bytes / PIECE_BYTES * PIECE_BYTES;
-    let mut pair = start(&place, options, 0, bytes)?;
+    let mut hosts = start(&place, options, 0, bytes)?;
     // All slots of a round read the same blocks.
     let seed = options.seed.wrapping_add(round);
     let lasts = Duration::from_secs_f64(options.seconds);
-    let mut guest = Guest::at(&pair.socket(FROM), NAME)?;
-    fill(&pair, &mut guest, bytes)?;
-    wait_until_settled(&pair, FROM)?;
-    let cached = origin_reads(&pair.served(FROM).volume(NAME)?)?;
+    let mut guest = Guest::at(&hosts.socket(FROM), NAME)?;
+    fill(&hosts, &mut guest, bytes)?;
+    wait_until_settled(&hosts, FROM)?;
+    let cached = origin_reads(&hosts.served(FROM).volume(NAME)?)?;
     let watched = (Instant::now(), lasts.mul_f64(BEFORE_PART));
     let before = guest.watch((bytes, Rng::new(!seed)), watched, interrupt)?;
-    let origin_reads_before = origin_reads(&pair.served(FROM).volume(NAME)?)? - cached;
+    let origin_reads_before = origin_reads(&hosts.served(FROM).volume(NAME)?)? - cached;
     drop(guest);
-    pair.served(FROM).wait_for_no_client(NAME)?;
+    hosts.served(FROM).wait_for_no_client(NAME)?;
     let ordered = Instant::now();
-    order_move(&pair, FROM)?;
+    order_move(&hosts, FROM)?;
     let moved = ordered.elapsed();
-    wait_until_right(&pair, TO)?;
+    wait_until_right(&hosts, TO)?;
     let right = ordered.elapsed();
     if kind == Kind::Without {
-        pair.kill(FROM);
-        pair.restart(FROM)?;
-        pair.wait_for_links()?;
+        hosts.kill(FROM);
+        hosts.restart(FROM)?;
+        hosts.wait_for_links()?;
     }
-    pair.wait_until_full(TO, NAME)?;
+    hosts.wait_until_full(TO, NAME)?;
     let copied = ordered.elapsed();
-    let (samples, looks) = watch(&pair, (bytes, Rng::new(seed)), lasts, interrupt)?;
-    let shown = pair.served(TO).volume(NAME)?;
+    let (samples, looks) = watch(&hosts, (bytes, Rng::new(seed)), lasts, interrupt)?;
+    let shown = hosts.served(TO).volume(NAME)?;
     Ok(Slot {
         kind,
         before,
@@ -138,8 +138,8 @@ pub fn slot(
 }
 
 /// Reads all of the disk, until nothing of it comes from the image any more.
-fn fill(pair: &Pair, guest: &mut Guest, bytes: u64) -> Result<()> {
-    let host = pair.served(FROM);
+fn fill(hosts: &Hosts, guest: &mut Guest, bytes: u64) -> Result<()> {
+    let host = hosts.served(FROM);
     for _ in 0..PASSES_MAX {
         let before = origin_reads(&host.volume(NAME)?)?;
         guest.read_all(bytes)?;
@@ -155,22 +155,22 @@ fn fill(pair: &Pair, guest: &mut Guest, bytes: u64) -> Result<()> {
 
 /// The guest reads at the other host while another thread looks at it.
 fn watch(
-    pair: &Pair,
+    hosts: &Hosts,
     (bytes, random): (u64, Rng),
     lasts: Duration,
     interrupt: &Interrupt,
 ) -> Result<(Vec<Sample>, Vec<Look>)> {
-    let socket = pair.socket(TO);
+    let socket = hosts.socket(TO);
     let began = Instant::now();
     std::thread::scope(|scope| {
         let looking = scope.spawn(|| {
-            let mut looks = vec![look(pair, began)?];
+            let mut looks = vec![look(hosts, began)?];
             for slice in 1..=SLICES {
                 let due = lasts.mul_f64(slice as f64 / SLICES as f64);
                 while began.elapsed() < due && !interrupt.came() {
                     std::thread::sleep(due.saturating_sub(began.elapsed()).min(NAP));
                 }
-                looks.push(look(pair, began)?);
+                looks.push(look(hosts, began)?);
             }
             Ok(looks)
         });
@@ -182,8 +182,8 @@ fn watch(
 }
 
 /// What was read from the host before, and from the image, until now.
-fn look(pair: &Pair, began: Instant) -> Result<Look> {
-    let shown = pair.served(TO).volume(NAME)?;
+fn look(hosts: &Hosts, began: Instant) -> Result<Look> {
+    let shown = hosts.served(TO).volume(NAME)?;
     Ok(Look {
         at: began.elapsed(),
         remote_reads: number(&shown["reads"]["remote"])?,

@@ -9,8 +9,8 @@
 use super::guest::{Guest, PIECE_BYTES, failed};
 use super::run::{NAME, order_move, start, wait_until_settled};
 use super::{Line, Options};
+use crate::bench::hosts::{Hosts, wait_for};
 use crate::bench::own_process::number;
-use crate::bench::pair::{Pair, wait_for};
 use crate::bench::pipe::Pipe;
 use crate::bench::work::{BLOCK_BYTES, Carrier, Verb, Walk, Work};
 use crate::client::Client;
@@ -38,7 +38,7 @@ pub struct Switch {
 
 pub struct Stage {
     // The hosts end before their files go away.
-    pair: Pair,
+    hosts: Hosts,
     _place: Place,
     owner: usize,
     /// The block that is read first after the next move.
@@ -66,11 +66,11 @@ impl Stage {
         let from = options.dirty_max().next_multiple_of(PIECE_BYTES);
         let moves = u64::from(options.rounds) * options.dirty.len() as u64;
         let bytes = from + ((moves + 1) * STEP_BYTES).next_multiple_of(PIECE_BYTES);
-        let pair = start(&place, options, from, bytes)?;
+        let hosts = start(&place, options, from, bytes)?;
         // A volume is served from its first client on.
-        Guest::at(&pair.socket(0), NAME)?.read(from)?;
+        Guest::at(&hosts.socket(0), NAME)?.read(from)?;
         Ok(Stage {
-            pair,
+            hosts,
             _place: place,
             owner: 0,
             offset: from + STEP_BYTES,
@@ -83,21 +83,21 @@ impl Stage {
         let (from, to) = (self.owner, 1 - self.owner);
         self.empty()?;
         self.write(dirty_bytes)?;
-        wait_until_settled(&self.pair, from)?;
-        let mut guest = Guest::at(&self.pair.socket(from), NAME)?;
+        wait_until_settled(&self.hosts, from)?;
+        let mut guest = Guest::at(&self.hosts.socket(from), NAME)?;
         guest.read(self.offset)?;
-        let shown = self.pair.served(from).volume(NAME)?;
+        let shown = self.hosts.served(from).volume(NAME)?;
         let dirty_bytes = number(&shown["dirty_bytes"])?;
         self.remote[from] = number(&shown["reads"]["remote"])?;
         let goodbye = Instant::now();
         drop(guest);
-        order_move(&self.pair, from)?;
+        order_move(&self.hosts, from)?;
         let ordered = goodbye.elapsed();
-        Guest::at(&self.pair.socket(to), NAME)?.read(self.offset)?;
+        Guest::at(&self.hosts.socket(to), NAME)?.read(self.offset)?;
         let answered = goodbye.elapsed() - ordered;
         self.owner = to;
         self.offset += STEP_BYTES;
-        let remote = number(&self.pair.served(to).volume(NAME)?["reads"]["remote"])?;
+        let remote = number(&self.hosts.served(to).volume(NAME)?["reads"]["remote"])?;
         // A host may count anew from when it has got a volume.
         let before = core::mem::replace(&mut self.remote[to], remote);
         let was = if remote < before { 0 } else { before };
@@ -111,8 +111,8 @@ impl Stage {
 
     /// Brings all to the image.
     fn empty(&self) -> Result<()> {
-        wait_until_settled(&self.pair, self.owner)?;
-        let host = self.pair.served(self.owner);
+        wait_until_settled(&self.hosts, self.owner)?;
+        let host = self.hosts.served(self.owner);
         let path = format!("/v1/volumes/{NAME}/destage?wait=true");
         host.client.post(&path, None, PATIENT)?;
         wait_for("a volume without dirty data", || {
@@ -126,7 +126,7 @@ impl Stage {
         if blocks == 0 {
             return Ok(());
         }
-        let socket = self.pair.socket(self.owner);
+        let socket = self.hosts.socket(self.owner);
         let scattered = 1 << blocks.ilog2();
         let mut works = vec![(Walk::new(0..scattered), scattered)];
         if scattered < blocks {

@@ -8,9 +8,9 @@
 
 use super::load::Load;
 use super::{Limited, Options};
+use crate::bench::hosts::{Hosts, wait_for};
 use crate::bench::micro::peer::device_bytes;
 use crate::bench::own_process::number;
-use crate::bench::pair::{Pair, wait_for};
 use crate::bench::pipe::Pipe;
 use crate::bench::rounds;
 use crate::bench::wire;
@@ -83,7 +83,7 @@ struct Counted {
 pub struct Guests([(Vec<Work>, Vec<Pipe>); 4]);
 
 pub struct Stage {
-    pair: Pair,
+    hosts: Hosts,
     lasts: Duration,
     size_bytes: u64,
 }
@@ -128,9 +128,9 @@ pub fn volumes(place: &Place, options: &Options) -> Result<String> {
 }
 
 impl Stage {
-    pub fn new(pair: Pair, options: &Options, interrupt: &Interrupt) -> Result<Stage> {
+    pub fn new(hosts: Hosts, options: &Options, interrupt: &Interrupt) -> Result<Stage> {
         let stage = Stage {
-            pair,
+            hosts,
             lasts: Duration::from_secs_f64(options.seconds),
             size_bytes: options.size_bytes,
         };
@@ -138,7 +138,7 @@ impl Stage {
             stage.write(at, options.size_bytes)?;
         }
         for at in WITH_COPIES {
-            stage.pair.wait_until_full(OWNER, NAMES[at])?;
+            stage.hosts.wait_until_full(OWNER, NAMES[at])?;
         }
         // The first lap of a log writes zeroes ahead, later ones do not.
         for _ in 0..options.cache_bytes / options.size_bytes {
@@ -150,7 +150,7 @@ impl Stage {
 
     /// From now on the devices are as slow as it says.
     pub fn limit(&self, limited: &mut Limited) -> Result<()> {
-        let pids = HOSTS.map(|at| self.pair.served(at).pid());
+        let pids = HOSTS.map(|at| self.hosts.served(at).pid());
         pids.into_iter().try_for_each(|pid| limited.hold(pid))
     }
 
@@ -164,13 +164,13 @@ impl Stage {
     }
 
     fn pipes(&self, at: usize, count: usize) -> Result<Vec<Pipe>> {
-        let socket = self.pair.socket(OWNER);
+        let socket = self.hosts.socket(OWNER);
         let pipes = (0..count).map(|_| Pipe::connect(&socket, NAMES[at], 1));
         pipes.collect::<std::io::Result<_>>().map_err(failed)
     }
 
     fn client(&self, at: usize) -> Result<Client> {
-        Client::connect(&self.pair.socket(OWNER), NAMES[at]).map_err(failed)
+        Client::connect(&self.hosts.socket(OWNER), NAMES[at]).map_err(failed)
     }
 
     pub fn guests(&self, load: Load) -> Result<Guests> {
@@ -198,7 +198,7 @@ impl Stage {
         let is_full = || -> Result<bool> {
             let mut full = true;
             for at in WITH_COPIES {
-                full &= self.pair.is_full(OWNER, NAMES[at])?;
+                full &= self.hosts.is_full(OWNER, NAMES[at])?;
             }
             Ok(full)
         };
@@ -230,7 +230,7 @@ impl Stage {
         let mut copied = [0; 2];
         for (of, at) in WITH_COPIES.into_iter().enumerate() {
             wait_for("an end of what goes on behind a slot", || {
-                let volume = self.pair.served(OWNER).volume(NAMES[at])?;
+                let volume = self.hosts.served(OWNER).volume(NAMES[at])?;
                 let members = volume["replication"]["members"].as_array();
                 let streams = |it: &&Value| it["state"] == "streaming";
                 let members = members.into_iter().flatten().filter(streams);
@@ -247,15 +247,15 @@ impl Stage {
     }
 
     fn count(&self, at: usize) -> Result<Counted> {
-        let owner = self.pair.served(OWNER);
+        let owner = self.hosts.served(OWNER);
         let volume = owner.volume(NAMES[at])?;
         let of = |kind: &str, what: &str| number(&volume[kind][what]);
-        let pids = HOSTS.map(|at| self.pair.served(at).pid());
+        let pids = HOSTS.map(|at| self.hosts.served(at).pid());
         let mut cpu = [Duration::ZERO; 3];
         for (at, pid) in pids.into_iter().enumerate() {
             cpu[at] = sys::process_cpu(Some(pid)).map_err(failed)?;
         }
-        let members = MEMBERS.map(|at| self.pair.listen(at));
+        let members = MEMBERS.map(|at| self.hosts.listen(at));
         Ok(Counted {
             requests: of("reads", "requests")? + of("writes", "requests")?,
             writes: of("writes", "requests")?,
@@ -264,7 +264,7 @@ impl Stage {
             held_writes: of("flow_control", "held_writes")?,
             origin_write_bytes: of("origin", "write_bytes")?,
             copied: [0; 2],
-            wire: wire::sent_and_received(self.pair.listen(OWNER), &members),
+            wire: wire::sent_and_received(self.hosts.listen(OWNER), &members),
             cpu,
             device: pids.map(|pid| Some(device_bytes(Some(pid))?.1)),
         })
@@ -303,7 +303,7 @@ fn carry(works: &mut [Work], pipes: &mut [Pipe], lasts: Duration) -> Result<Tall
 
 impl Counted {
     fn since(self, before: Counted) -> Counted {
-        let pair = |now: Option<(u64, u64)>, old: Option<(u64, u64)>| {
+        let grown = |now: Option<(u64, u64)>, old: Option<(u64, u64)>| {
             let (now, old) = (now?, old?);
             Some((now.0.checked_sub(old.0)?, now.1.checked_sub(old.1)?))
         };
@@ -318,7 +318,7 @@ impl Counted {
             origin_write_bytes: self.origin_write_bytes - before.origin_write_bytes,
             copied: [0; 2],
             // Connections that are new since then have counted less; then it is not known.
-            wire: pair(self.wire, before.wire),
+            wire: grown(self.wire, before.wire),
             cpu: HOSTS.map(each),
             device: HOSTS.map(device),
         }

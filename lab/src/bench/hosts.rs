@@ -31,7 +31,7 @@ struct Host {
     served: Option<Served>,
 }
 
-pub struct Pair(Vec<Host>);
+pub struct Hosts(Vec<Host>);
 
 fn failed(error: std::io::Error) -> Error {
     Error::failed(format!("the cluster of the benchmark: {}", cause(&error)))
@@ -55,10 +55,10 @@ fn fence_program(place: &Place) -> Result<PathBuf> {
     Ok(program)
 }
 
-impl Pair {
+impl Hosts {
     /// Starts both. `sizes` are lines of the table of the cache, `volumes` the tables of volumes.
-    pub fn start(place: &Place, cache_bytes: u64, sizes: &str, volumes: &str) -> Result<Pair> {
-        Pair::start_over(Duration::ZERO, place, cache_bytes, sizes, volumes)
+    pub fn start(place: &Place, cache_bytes: u64, sizes: &str, volumes: &str) -> Result<Hosts> {
+        Hosts::start_over(Duration::ZERO, place, cache_bytes, sizes, volumes)
     }
 
     /// The same with a third host.
@@ -67,10 +67,10 @@ impl Pair {
         cache_bytes: u64,
         sizes: &str,
         volumes: &str,
-    ) -> Result<Pair> {
+    ) -> Result<Hosts> {
         let hosts = NAMES.map(|name| Host::new(place, name, cache_bytes, sizes));
         let hosts: Result<Vec<Host>> = hosts.into_iter().collect();
-        Pair::of(hosts?, place, volumes)
+        Hosts::of(hosts?, place, volumes)
     }
 
     /// The same over a storage network of this latency.
@@ -80,17 +80,17 @@ impl Pair {
         cache_bytes: u64,
         sizes: &str,
         volumes: &str,
-    ) -> Result<Pair> {
+    ) -> Result<Hosts> {
         let mut hosts = Vec::new();
         for name in &NAMES[..2] {
             let mut host = Host::new(place, name, cache_bytes, sizes)?;
             host.origin_latency = origin_latency;
             hosts.push(host);
         }
-        Pair::of(hosts, place, volumes)
+        Hosts::of(hosts, place, volumes)
     }
 
-    fn of(mut hosts: Vec<Host>, place: &Place, volumes: &str) -> Result<Pair> {
+    fn of(mut hosts: Vec<Host>, place: &Place, volumes: &str) -> Result<Hosts> {
         let fence = fence_program(place)?;
         let (first, others) = hosts.split_first_mut().expect("there are two at least");
         let vault = format!("dir:{}", place.path("vault").display());
@@ -103,9 +103,9 @@ impl Pair {
             other.finish(&fence, volumes)?;
             other.start()?;
         }
-        let pair = Pair(hosts);
-        pair.wait_for_links()?;
-        Ok(pair)
+        let hosts = Hosts(hosts);
+        hosts.wait_for_links()?;
+        Ok(hosts)
     }
 
     pub fn wait_for_links(&self) -> Result<()> {
