@@ -131,6 +131,7 @@ const VOLUME: &[Verb] = &[
         &[
             "volume quiesce desk-001",
             "volume quiesce desk-001 --checkpoint monday",
+            "volume quiesce desk-001 --agent /run/qga.sock",
             "volume resume desk-001",
         ],
     ),

@@ -3,15 +3,21 @@
 //! Owns how the documents of the daemon look. Deliberately absent: what a checkpoint is, which the
 //! daemon says.
 
-use super::Context;
-use super::output;
+use super::agent::{self, Failed, Work};
+use super::arguments::latency;
 use super::reply::{done, number, text, url};
-use crate::admin::client::PATIENT;
+use super::{Context, output};
+use crate::admin::client::{Client, PATIENT};
 use crate::config::keys::check_name;
 use crate::config::units::human_bytes;
 use crate::error::{Error, Result};
 use clap::Args;
 use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// An order that is given up is not waited for longer than this before it is given up again.
+const GIVES_UP: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub struct Quiesce {
@@ -20,6 +26,12 @@ pub struct Quiesce {
     /// Name of a checkpoint at this cut: from it on is known what changes
     #[arg(long)]
     checkpoint: Option<String>,
+    /// Socket of the guest's agent: the guest's file systems are written out and held meanwhile
+    #[arg(long, value_name = "SOCKET")]
+    agent: Option<PathBuf>,
+    /// The longest time for which the guest is held; then it goes on, and the command fails
+    #[arg(long, value_name = "TIME", default_value = "10s", requires = "agent")]
+    agent_limit: String,
 }
 
 #[derive(Debug, Args)]
@@ -67,9 +79,79 @@ pub fn quiesce(context: &Context, command: &Quiesce) -> Result<()> {
         None => String::new(),
     };
     let path = url(name, &format!("/quiesce{query}"))?;
-    let reply = context.client()?.post(&path, None, PATIENT)?;
+    let client = context.client()?;
+    let reply = match &command.agent {
+        Some(agent) => {
+            let limit = latency("--agent-limit", &command.agent_limit)?;
+            quiesce_held(&client, name, path, agent, limit)?
+        }
+        None => client.post(&path, None, PATIENT)?,
+    };
     let done_is = "its image has all that was written, and rests until `tenuto volume resume`";
     done(context, &reply, &format!("volume {name}: {done_is}"))
+}
+
+/// The same while its guest is held. Where the guest was not held to the end, no window is left.
+fn quiesce_held(
+    client: &Client,
+    name: &str,
+    path: String,
+    agent: &Path,
+    limit: Duration,
+) -> Result<Value> {
+    let document = client.get(&url(name, "")?)?;
+    let rests = document["flags"].as_array();
+    if rests.is_some_and(|flags| flags.iter().any(|flag| flag == "quiesced")) {
+        let why = "is quiesced already, without its guest held";
+        let right = format!("run `tenuto volume resume {name}` first");
+        return Err(Error::failed(format!("volume {name}: {why}; {right}")).about(name));
+    }
+    // The guest goes on meanwhile, and stands for what it writes until then only.
+    client.post(&url(name, "/destage?wait=true")?, None, PATIENT)?;
+    let order = client.clone();
+    let held = agent::hold(agent, limit, move || order.post(&path, None, PATIENT));
+    let (mut reply, held) = held.map_err(|failed| match failed {
+        Failed::Work(error) => error,
+        Failed::Guest { error, work } => end_window(client, name, &work, error),
+    })?;
+    let count = held.file_systems;
+    let millis = u64::try_from(held.time.as_millis()).unwrap_or(u64::MAX);
+    reply["guest"] = json!({ "file_systems": count, "held_ms": millis });
+    let note = format!("{count} file systems of its guest were held for {millis} ms");
+    match reply["notes"].as_array_mut() {
+        Some(notes) => notes.push(note.into()),
+        None => reply["notes"] = json!([note]),
+    }
+    Ok(reply)
+}
+
+/// Ends a window that is of no use, also one that is about to begin.
+fn end_window(client: &Client, name: &str, work: &Work, error: Error) -> Error {
+    let resume = || {
+        let path = url(name, "/resume?force=false")?;
+        client.post(&path, None, PATIENT)
+    };
+    let mut resumed = resume();
+    // An order that has not come to the daemon yet is not given up by that.
+    while resumed.is_ok() && !work.is_over() {
+        match work.end_within(GIVES_UP) {
+            Some(Err(_)) => break,
+            Some(Ok(_)) => {
+                resumed = resume();
+                break;
+            }
+            None => resumed = resume(),
+        }
+    }
+    let more = match resumed {
+        Ok(_) => String::new(),
+        Err(why) => format!("; its image may rest still: {}", why.message),
+    };
+    Error::new(
+        error.kind,
+        format!("volume {name}: {}{more}", error.message),
+    )
+    .about(name)
 }
 
 pub fn resume(context: &Context, command: &Resume) -> Result<()> {

@@ -6,6 +6,7 @@
 //! on standard output. Deliberately absent: what commands do, which is in one file for each family,
 //! and the binary, which joins them with those of the lab.
 
+mod agent;
 pub mod arguments;
 mod attach;
 mod cache;
@@ -35,6 +36,7 @@ mod reload;
 mod reply;
 mod scrub;
 mod serve;
+mod signals;
 mod status;
 mod supervisor;
 mod surrogate;

@@ -7,6 +7,7 @@
 
 mod agents;
 mod backup;
+mod backup_agent;
 mod bench;
 mod block_size;
 mod cli;

@@ -20,7 +20,7 @@ mod look;
 #[cfg(test)]
 mod tests;
 
-use super::{Context, output};
+use super::{Context, output, signals};
 use crate::admin::client::Client;
 use crate::error::{Error, Kind, Result, cause};
 use clap::Args;
@@ -36,7 +36,6 @@ use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
-use tokio::signal::unix::{SignalKind, signal};
 
 /// Messages that wait for the screen; who sends more waits.
 const MESSAGES_MAX: usize = 64;
@@ -215,29 +214,8 @@ fn listen(to: SyncSender<Message>) {
 
 /// Ends in order on SIGTERM, SIGINT and SIGHUP.
 fn wait_for_signals(to: SyncSender<Message>) -> Result<()> {
-    let failed = |error: std::io::Error| Error::failed(format!("signals: {}", cause(&error)));
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(failed)?;
-    let inside = runtime.enter();
-    let listen = |kind| signal(kind).map_err(failed);
-    let mut terminate = listen(SignalKind::terminate())?;
-    let mut interrupt = listen(SignalKind::interrupt())?;
-    let mut hang_up = listen(SignalKind::hangup())?;
-    drop(inside);
-    std::thread::spawn(move || {
-        runtime.block_on(async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-                _ = hang_up.recv() => {}
-            }
-        });
-        // Nobody to tell: the program is ending already.
-        let _ = to.send(Message::End);
-    });
-    Ok(())
+    // If there is no receiver any more, the program is ending already.
+    signals::on_end(move || drop(to.send(Message::End)))
 }
 
 /// `top --json`: one line for each look but the first, with the rates since the one before.

@@ -636,6 +636,21 @@ pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> 
     }
 }
 
+/// Waits after SIGSTOP until no thread of a program can answer any more: the signal reaches one of
+/// them first, and the others may serve a request in the meantime.
+pub fn wait_until_it_stands(pid: u32) {
+    let tasks = format!("/proc/{pid}/task");
+    wait_until("every thread stands", PATIENCE, || {
+        let tasks = fs::read_dir(&tasks).expect("its threads");
+        tasks.flatten().all(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            // The state follows the name, which may hold anything.
+            stat.rsplit_once(") ")
+                .is_none_or(|(_, rest)| rest.starts_with('T'))
+        })
+    });
+}
+
 /// A foreign program in the background, ended by its own id when dropped.
 pub struct Background(Child);
 
@@ -646,20 +661,9 @@ impl Background {
         assert_eq!(sent, 0, "the program is there");
     }
 
-    /// Stops the program, and returns when none of its threads can answer any more: the signal
-    /// reaches one of them first, and the others may serve a request in the meantime.
     pub fn freeze(&self) {
         self.signal(libc::SIGSTOP);
-        let tasks = format!("/proc/{}/task", self.0.id());
-        wait_until("every thread stands", Duration::from_secs(20), || {
-            let tasks = fs::read_dir(&tasks).expect("its threads");
-            tasks.flatten().all(|task| {
-                let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-                // The state follows the name, which may hold anything.
-                stat.rsplit_once(") ")
-                    .is_none_or(|(_, rest)| rest.starts_with('T'))
-            })
-        });
+        wait_until_it_stands(self.0.id());
     }
 
     pub fn pid(&self) -> u32 {

@@ -119,7 +119,13 @@ impl Shell {
         Shell::boot(machine, dir, name, disks, &[])
     }
 
-    fn boot(machine: &Machine, dir: &Path, name: &str, disks: Vec<Disk>, more: &[String]) -> Shell {
+    pub fn boot(
+        machine: &Machine,
+        dir: &Path,
+        name: &str,
+        disks: Vec<Disk>,
+        more: &[String],
+    ) -> Shell {
         let shape = Shape {
             name: name.to_owned(),
             disks,
