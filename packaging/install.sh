@@ -45,6 +45,7 @@ done
 install -m 0644 "$tree"/docs/*.png "$doc/"
 install -D -m 0644 "$here/tenuto-origins.conf.example" "$doc/examples/tenuto-origins.conf"
 install -D -m 0755 "$here/libvirt-hook" "$doc/examples/libvirt-hook"
+install -D -m 0644 "$here/proxmox/TenutoPlugin.pm" "$doc/examples/TenutoPlugin.pm"
 for board in grafana/tenuto.json prometheus/tenuto.rules.yml; do
     install -D -m 0644 "$here/$board" "$doc/examples/$board"
 done

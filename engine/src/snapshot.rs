@@ -330,6 +330,8 @@ pub struct ReplicaSnapshot {
     pub end: Serial,
     /// No write behind this one has come, be it in part.
     pub seen: Serial,
+    /// It has a part of a delta that came from another copy, and has to be begun anew.
+    pub torn: bool,
     /// Its owner asks for room, and there was none for too long.
     pub no_room: bool,
 }

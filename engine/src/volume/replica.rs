@@ -152,6 +152,7 @@ impl Volume {
             term: self.replica.standing.term,
             end: self.replica.end,
             seen: self.acked(),
+            torn: self.is_torn(),
             no_room: self.replica.promise.refuses(),
         })
     }

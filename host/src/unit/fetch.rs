@@ -6,10 +6,13 @@
 //! ```
 //! Always true: only a copy that was frozen by the record of who asks is sent; the unit is served
 //! when all of it has come; an attempt without progress is begun anew where the replica has ended.
+//! Where the host that sends is lost, and another one has a copy, the unit is taken anew with that.
+//! What came from the first goes on as a part of the other, but not where it has more than that, or
+//! ends within a delta: then the own replica is begun anew.
 //! Deliberately absent: that the taker's copy is a member, which its record says before.
 
 use super::kept::{Kept, Place, replica_name, take_over};
-use super::logs::{InletFrom, StreamTo};
+use super::logs::{InletFrom, Logs, StreamTo};
 use super::owning::{Fetch, Step};
 use super::{Input, Manager, fresh};
 use engine::event::{Command, Credit, ReplicaSpec};
@@ -22,6 +25,30 @@ use std::time::{Duration, Instant};
 /// Without progress for so long an attempt is begun anew: a delta may be a gigabyte, and counts as
 /// a whole. What ends earlier is told.
 const STUCK: Duration = Duration::from_secs(120);
+
+/// The host that sends is silent for so long before another copy is looked for. A link that is down
+/// for a moment is no reason.
+const LOST: Duration = Duration::from_secs(1);
+
+/// The own replica, of which nothing is behind this serial.
+fn keep_own(logs: &dyn Logs, spec: &ReplicaSpec, most: Serial) -> Result<VolumeId, String> {
+    let kept = logs.keep(spec.clone());
+    let found = logs.find(&spec.name);
+    let Some((volume, view)) = found.and_then(|it| Some((it, logs.view(it)?))) else {
+        return kept;
+    };
+    // One that obeys a newer record is another owner's.
+    let replica = view.replica.filter(|it| it.term <= spec.term);
+    if !replica.is_some_and(|it| it.torn || it.seen > most) {
+        return kept;
+    }
+    let discard_dirty = true;
+    logs.run(Command::Detach {
+        volume,
+        discard_dirty,
+    })?;
+    logs.keep(spec.clone())
+}
 
 impl Manager {
     /// The copy that was frozen is another host's, and this one has nothing of it.
@@ -84,12 +111,13 @@ impl Manager {
         };
         let machine = Copy::make((owns.own.host, owns.own.cache), &open);
         let machine = machine.expect("it is of this host and this cache");
+        let most = owns.history.end();
         let known = self.copies.contains_key(&copy);
         let (logs, inputs, memory) = (self.logs.clone(), self.inputs.clone(), self.memory.clone());
         let name = name.to_owned();
         self.local.run(move |_| {
             logs.close_inlet(copy);
-            let kept = logs.keep(spec).and_then(|volume| {
+            let kept = keep_own(&*logs, &spec, most).and_then(|volume| {
                 if !known {
                     memory.write_copy(machine.durable())?;
                 }
@@ -156,7 +184,8 @@ impl Manager {
     /// Looks how far it has come.
     pub(super) fn look_at_fetch(&mut self, name: &str) {
         let logs = self.logs.clone();
-        let Some(fetch) = self.owning(name).and_then(|it| it.fetch.as_mut()) else {
+        let owning = self.entries.get_mut(name).and_then(|it| it.owning.as_mut());
+        let Some(fetch) = owning.and_then(|it| it.fetch.as_mut()) else {
             return;
         };
         let Some(volume) = fetch.volume.filter(|_| !fetch.ending) else {
@@ -169,6 +198,17 @@ impl Manager {
         if end >= fetch.owns.history.end() {
             fetch.ending = true;
             return self.end_fetch(name, volume);
+        }
+        let silence = self.silent_since.get(&fetch.source.host);
+        let lost = silence.is_some_and(|since| since.elapsed() >= LOST);
+        if lost && let Some(other) = fetch.other_source(&self.links) {
+            let (source, record) = (fetch.source.host, fetch.owns.record.clone());
+            let (lost, other) = (self.host(source), self.host(other));
+            tracing::info!(
+                volume = %name,
+                "volume {name}: {lost}, which sent its copy, is lost; goes on with that of {other}"
+            );
+            return self.end_owning(name, record);
         }
         if fetch.moved.elapsed() >= STUCK {
             self.fetch_again(name);

@@ -233,23 +233,15 @@ impl Manager {
             return;
         };
         let state = entry.unit.as_ref().map(|(_, unit)| unit.state().clone());
-        let rests = entry
-            .owning
-            .as_ref()
-            .is_some_and(super::owning::Owning::rests);
         let ended = match state {
             Some(State::Owner) if !entry.busy => Some(Err("clients are connected".to_owned())),
-            Some(State::Lent) if rests && !entry.busy => {
-                Some(Err("clients are connected".to_owned()))
-            }
             Some(State::Away) if !entry.busy => Some(Ok(())),
             Some(State::Held(why)) if !entry.busy => Some(Err(why)),
             _ => None,
         };
         if let Some(ended) = ended
-            && let Some(remover) = entry.remover.take()
+            && let Some(remover) = entry.take_remover()
         {
-            entry.leaving = false;
             if ended.is_ok() {
                 self.forget(name);
             }

@@ -71,6 +71,15 @@ pub(super) struct Fetch {
     pub ending: bool,
 }
 
+impl Fetch {
+    /// Another host with a copy, to which there is a link.
+    pub fn other_source(&self, links: &BTreeSet<Uuid>) -> Option<Uuid> {
+        let not = [self.source.host, self.owns.own.host];
+        let mut members = self.owns.record.members.iter().map(|it| it.host);
+        members.find(|host| !not.contains(host) && links.contains(host))
+    }
+}
+
 /// A unit that is being given to another host, with what is dirty.
 pub(super) struct Giving {
     pub to: Holder,

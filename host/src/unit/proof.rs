@@ -41,7 +41,7 @@ impl Manager {
             if *unit.state() != State::Proof || !waits {
                 continue;
             }
-            let newest = unit.newest().filter(|it| it.has_copies_elsewhere());
+            let newest = unit.newest().filter(|it| unit.goes_on_with_copies(it));
             let Some((record, owner)) = newest.and_then(|it| Some((it, it.owner.as_ref()?))) else {
                 continue;
             };

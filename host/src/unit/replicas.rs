@@ -746,8 +746,11 @@ impl Manager {
         if let Some(host) = asked_by {
             self.say(host, unit, Body::Denied { why: why.clone() });
         }
-        self.end_move(name, Err(why));
-        self.end_if_removed(name);
+        self.end_move(name, Err(why.clone()));
+        let entry = self.entries.get_mut(name);
+        if let Some(remover) = entry.and_then(Entry::take_remover) {
+            let _ = remover.send(Err(why));
+        }
     }
 
     /// Tells the set that all is at the origin, until the record that says so is made.

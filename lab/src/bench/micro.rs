@@ -57,6 +57,8 @@ pub struct Line {
 
 /// Figures are requests per second, or microseconds at depth 1.
 pub struct Outcome {
+    /// What its slots took: longer ones than were asked for, where those showed nothing.
+    pub seconds: f64,
     pub ours: Option<Spread>,
     pub peer: Option<Spread>,
     pub compared: Compared,

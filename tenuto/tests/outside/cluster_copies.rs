@@ -18,7 +18,9 @@ use crate::cluster_links::loopback;
 use crate::cluster_units::{Host, Shared};
 use crate::common::load::{End, Load, Mix};
 use crate::common::nbd::Client;
-use crate::common::{EXIT_FAILED, PATIENCE, SetWhenDropped, count, run, seed, text_of, wait_until};
+use crate::common::{
+    EXIT_FAILED, EXIT_REFUSED, PATIENCE, SetWhenDropped, count, run, seed, text_of, wait_until,
+};
 
 pub(crate) const BYTES: u64 = 64 << 20;
 /// Nothing goes to the image by itself, so that what is found was in a log.
@@ -584,4 +586,37 @@ fn rounds_of_kill() {
     }
     println!("kills of owner, member and both: {kills:?}");
     cluster.stop();
+}
+
+/// Fails when: a volume that has copies cannot be removed where it is served, or with a client.
+#[test]
+fn a_volume_with_copies_is_removed_from_its_owner_and_served_elsewhere() {
+    let mut cluster = Cluster::new(2, ONE_COPY);
+    let mut load = load(seed(17));
+    cluster.write(0, &mut load, 100);
+    cluster.is_full(0);
+    let order = ["volume", "rm", "disk"];
+    let client = cluster.served(0);
+    let said = cluster.hosts[0].rig.refused(&order, EXIT_REFUSED);
+    assert!(
+        said.contains("1 client is connected; disconnect first"),
+        "{said}"
+    );
+    cluster.leave(0, client);
+    let said = cluster.hosts[0].rig.refused(&order, EXIT_REFUSED);
+    assert!(
+        said.contains("are not at the origin and would be lost"),
+        "{said}"
+    );
+    let destage = ["volume", "destage", "disk", "--wait"];
+    cluster.hosts[0].rig.done(&destage);
+    cluster.hosts[0].rig.done(&order);
+    let shown = cluster.hosts[0].rig.done(&["volume", "ls"]);
+    assert!(!shown.contains("disk"), "{shown}");
+    cluster.check(1, &mut load, Crash::Kill, "at the other host");
+    cluster.write(1, &mut load, 50);
+    for host in &mut cluster.hosts {
+        let said = host.stop();
+        assert!(!said.contains("panicked"), "{said}");
+    }
 }

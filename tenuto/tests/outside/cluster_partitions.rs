@@ -22,6 +22,7 @@ use workload::rng::Rng;
 use crate::cluster_copies::{BYTES, Cluster, ONE_COPY, name};
 use crate::cluster_etcd::{Etcd, is_up as etcd_is_up};
 use crate::cluster_links::loopback;
+use crate::cluster_two::TWO_COPIES;
 use crate::cluster_units::Shared;
 use crate::common::load::{End, Load, Mix};
 use crate::common::nbd::{Answer, CMD_FLUSH, Client};
@@ -44,6 +45,8 @@ const WATCHED: Duration = Duration::from_secs(2);
 const WARM: u64 = 10;
 /// Each way.
 const LATE: Duration = Duration::from_millis(50);
+/// The same where a step is to be seen before its answer comes.
+const SLOW: Duration = Duration::from_millis(500);
 
 /// Three hosts, the first of which serves the volume, and what lies between them.
 struct Drill {
@@ -143,7 +146,11 @@ impl Drill {
     }
 
     fn with_vaults(shared: Shared, vaults: &[String], seed: u64) -> Drill {
-        let (mut cluster, listen) = Cluster::joined(shared, ONE_COPY, vaults);
+        Drill::of(shared, ONE_COPY, vaults, seed)
+    }
+
+    fn of(shared: Shared, lines: &str, vaults: &[String], seed: u64) -> Drill {
+        let (mut cluster, listen) = Cluster::joined(shared, lines, vaults);
         cluster.hosts[0].stop();
         let net = Net::between(&listen, || format!("{}:0", loopback()));
         go_through(&cluster, &listen, &net);
@@ -512,4 +519,45 @@ fn a_vault_that_lies_decides_nothing_wrong() {
     println!("{lies:?}");
     assert!(lies.exists > 0 && lies.failed > 0, "{lies:?}");
     drill.ends_well(peer);
+}
+
+/// Fails when: a host without a copy waits for ever for the one that sends it its own, though a
+/// third host has a copy as well.
+#[test]
+fn a_host_that_is_lost_while_it_sends_its_copy_is_not_waited_for() {
+    let shared = Shared::new();
+    let vault = format!("dir:{}", shared.path("vault").display());
+    let vaults = [(); 4].map(|()| vault.clone());
+    let Drill {
+        mut cluster,
+        net,
+        mut load,
+    } = Drill::of(shared, TWO_COPIES, &vaults, seed(48));
+    let copies = cluster.has_copies(0, 2);
+    let taker = (1..4).find(|at| !copies.contains(at));
+    let taker = taker.expect("a host without a copy");
+    cluster.write(0, &mut load, 300);
+    cluster.destroy(0);
+    net.delay(SLOW);
+    let lost = std::thread::scope(|scope| {
+        let client = scope.spawn(|| cluster.served(taker));
+        let mut sends = None;
+        wait_until("it gets a copy", PATIENCE, || {
+            let shown = cluster.hosts[taker].show().to_string();
+            let from = |at: &&usize| shown.contains(&format!("gets its copy from {}", name(**at)));
+            sends = copies.iter().find(from).copied();
+            sends.is_some()
+        });
+        let lost = sends.expect("just found");
+        net.cut(taker, lost);
+        drop(client.join().expect("it is served"));
+        lost
+    });
+    net.delay(Duration::ZERO);
+    cluster.hosts[lost].kill();
+    cluster.check(taker, &mut load, Crash::PowerLoss, "from the other copy");
+    cluster.write(taker, &mut load, 50);
+    let said = cluster.hosts[taker].stop();
+    let told = format!("{}, which sent its copy, is lost", name(lost));
+    assert!(said.contains(&told), "{said}");
 }

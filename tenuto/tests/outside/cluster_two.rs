@@ -11,7 +11,7 @@ use workload::rng::Rng;
 use crate::cluster_copies::{Cluster, NO_COPY, load, name};
 use crate::common::{PATIENCE, count, seed, wait_until};
 
-const TWO_COPIES: &str = "destage-after = \"never\"\nreplicas = 2";
+pub(crate) const TWO_COPIES: &str = "destage-after = \"never\"\nreplicas = 2";
 
 /// Fails when: a flush is answered before two other hosts have it on media.
 #[test]

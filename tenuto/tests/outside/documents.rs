@@ -12,13 +12,14 @@ use crate::common::{EXIT_DONE, Rig, have, skip, text_of};
 
 const DOCUMENTS: [&str; 2] = ["README.md", "docs/operations.md"];
 /// A story of their own, from the configuration of the package on.
-const FIRST_HOUR: [&str; 6] = [
+const FIRST_HOUR: [&str; 7] = [
     "docs/getting-started.md",
     "docs/recipes/libvirt.md",
     "docs/recipes/qemu.md",
     "docs/recipes/ci-runners.md",
     "docs/recipes/block-devices.md",
     "docs/recipes/other-vmms.md",
+    "docs/recipes/proxmox.md",
 ];
 
 fn tree() -> PathBuf {

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::common::guest::{Machine, product};
-use crate::common::{Rig, have, is_root, run, skip, text_of};
+use crate::common::{Rig, binary, have, is_root, run, skip, text_of};
 
 const PATIENCE: Duration = Duration::from_secs(420);
 /// What the proof needs in its guest, with all that these depend on.
@@ -384,4 +384,24 @@ fn a_host_lives_with_the_package_from_its_installation_to_its_purge() {
         let held = said.iter().any(|said| said.starts_with(line));
         assert!(held, "{line:?} was not said:\n{}", said.join("\n"));
     }
+}
+
+/// Fails when: a disk of Proxmox VE loses data in the hands of its plugin, or the plugin promises
+/// what it does not do.
+#[test]
+fn the_plugin_for_proxmox_ve_works_with_a_real_daemon() {
+    let test = "the_plugin_for_proxmox_ve_works_with_a_real_daemon";
+    if !have(test, &["prove"]) {
+        return;
+    }
+    let script = packaging().join("tests/proxmox.sh");
+    let ran = Command::new("bash")
+        .arg(script)
+        .env("TENUTO_BINARY", binary())
+        .env("TENUTO_TEST_SECONDS", PATIENCE.as_secs().to_string())
+        .output()
+        .expect("run the tests of the plugin");
+    let said = text_of(&ran) + &String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{said}");
+    assert!(said.contains("Result: PASS"), "{said}");
 }

@@ -129,7 +129,7 @@ pub fn note(line: &Line) -> String {
     let name = format!("{} at {}", line.row.name(), line.depth);
     match &line.outcome {
         Err(error) => format!("{name}: {}", error.message),
-        Ok(it) => format!("{name}: {}", proof(line.row, it)),
+        Ok(it) => format!("{name}, slots of {} s: {}", it.seconds, proof(line.row, it)),
     }
 }
 
@@ -232,6 +232,7 @@ fn outcome_document(it: &Outcome) -> Value {
     json!({
         "proven": proven,
         "unproven": it.unproven,
+        "slot_seconds": it.seconds,
         "tenuto": spread(it.ours),
         "peer": spread(it.peer),
         "ratio": spread(it.compared.ratio.filter(|_| proven)),
