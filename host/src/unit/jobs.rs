@@ -14,6 +14,7 @@ use node::vault::{Cas, Look};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -52,6 +53,13 @@ impl Workers {
         locked(waiting).push_back(Box::new(work));
         came.notify_one();
     }
+}
+
+/// Who has ordered to forget a volume, and is told now how that has ended.
+pub(super) fn take_remover(entry: &mut Entry) -> Option<SyncSender<Result<(), String>>> {
+    let remover = entry.remover.take()?;
+    entry.leaving = false;
+    Some(remover)
 }
 
 impl Manager {
@@ -240,7 +248,7 @@ impl Manager {
             _ => None,
         };
         if let Some(ended) = ended
-            && let Some(remover) = entry.take_remover()
+            && let Some(remover) = take_remover(entry)
         {
             if ended.is_ok() {
                 self.forget(name);

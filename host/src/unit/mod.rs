@@ -853,13 +853,6 @@ fn entry_leaves(entries: &BTreeMap<String, Entry>, name: &str) -> bool {
 }
 
 impl Entry {
-    /// Who has ordered to forget it, and is told now how that has ended.
-    fn take_remover(&mut self) -> Option<SyncSender<Result<(), String>>> {
-        let remover = self.remover.take()?;
-        self.leaving = false;
-        Some(remover)
-    }
-
     /// Others would ask this host for it.
     fn may_own(&self) -> bool {
         let unit = self.unit.as_ref();

@@ -14,6 +14,7 @@
 //! Deliberately absent: what the machines decide; the copies themselves ([`super::kept`]).
 
 use super::copies::{OnDegraded, Wanted};
+use super::jobs::take_remover;
 use super::kept::{Place, take_over};
 use super::owning::{Owning, Step, What, now};
 use super::standby::Guests;
@@ -748,7 +749,7 @@ impl Manager {
         }
         self.end_move(name, Err(why.clone()));
         let entry = self.entries.get_mut(name);
-        if let Some(remover) = entry.and_then(Entry::take_remover) {
+        if let Some(remover) = entry.and_then(take_remover) {
             let _ = remover.send(Err(why));
         }
     }
