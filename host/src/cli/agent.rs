@@ -50,26 +50,21 @@ pub(super) enum Failed {
 /// What is done while a guest is held.
 pub(super) struct Work {
     ends: Receiver<Option<Result<Value>>>,
-    is_over: bool,
+    /// Whether it has succeeded, once it has ended.
+    succeeded: Option<bool>,
 }
 
 impl Work {
-    pub fn is_over(&self) -> bool {
-        self.is_over
-    }
-
-    /// Waits for the end of what goes on for so long; how it ended. None: it goes on still.
-    pub fn end_within(&self, time: Duration) -> Option<Result<Value>> {
+    /// Waits for its end for so long; whether it has succeeded. None: it goes on still.
+    pub fn end_within(&mut self, time: Duration) -> Option<bool> {
         let until = Instant::now() + time;
-        loop {
+        while self.succeeded.is_none() {
             let left = until.saturating_duration_since(Instant::now());
-            match self.ends.recv_timeout(left) {
-                Ok(Some(end)) => return Some(end),
-                // Another signal changes nothing.
-                Ok(None) => {}
-                Err(_) => return None,
-            }
+            // Another signal changes nothing.
+            let end = self.ends.recv_timeout(left).ok()?;
+            self.succeeded = end.map(|end| end.is_ok());
         }
+        self.succeeded
     }
 }
 
@@ -94,7 +89,10 @@ pub(super) fn hold(
         time: begun.elapsed(),
     };
     let work = Work {
-        is_over: matches!(end, Ok(Some(_))),
+        succeeded: end
+            .as_ref()
+            .ok()
+            .and_then(|end| Some(end.as_ref()?.is_ok())),
         ends: tells,
     };
     let failed = |error| Err(Failed::Guest { error, work });

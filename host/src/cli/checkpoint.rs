@@ -7,7 +7,7 @@ use super::agent::{self, Failed, Work};
 use super::arguments::latency;
 use super::reply::{done, number, text, url};
 use super::{Context, output};
-use crate::admin::client::{Client, PATIENT};
+use crate::admin::client::{Client, PATIENT, PROMPT};
 use crate::config::keys::check_name;
 use crate::config::units::human_bytes;
 use crate::error::{Error, Result};
@@ -18,6 +18,7 @@ use std::time::Duration;
 
 /// An order that is given up is not waited for longer than this before it is given up again.
 const GIVES_UP: Duration = Duration::from_secs(1);
+const GIVES_UP_TIMES: u32 = 10;
 
 #[derive(Debug, Args)]
 pub struct Quiesce {
@@ -99,9 +100,7 @@ fn quiesce_held(
     agent: &Path,
     limit: Duration,
 ) -> Result<Value> {
-    let document = client.get(&url(name, "")?)?;
-    let rests = document["flags"].as_array();
-    if rests.is_some_and(|flags| flags.iter().any(|flag| flag == "quiesced")) {
+    if is_quiesced(client, name)? {
         let why = "is quiesced already, without its guest held";
         let right = format!("run `tenuto volume resume {name}` first");
         return Err(Error::failed(format!("volume {name}: {why}; {right}")).about(name));
@@ -112,7 +111,7 @@ fn quiesce_held(
     let held = agent::hold(agent, limit, move || order.post(&path, None, PATIENT));
     let (mut reply, held) = held.map_err(|failed| match failed {
         Failed::Work(error) => error,
-        Failed::Guest { error, work } => end_window(client, name, &work, error),
+        Failed::Guest { error, work } => end_window(client, name, work, error),
     })?;
     let count = held.file_systems;
     let millis = u64::try_from(held.time.as_millis()).unwrap_or(u64::MAX);
@@ -125,33 +124,38 @@ fn quiesce_held(
     Ok(reply)
 }
 
+fn is_quiesced(client: &Client, name: &str) -> Result<bool> {
+    let document = client.get(&url(name, "")?)?;
+    let flags = document["flags"].as_array();
+    Ok(flags.is_some_and(|flags| flags.iter().any(|flag| flag == "quiesced")))
+}
+
 /// Ends a window that is of no use, also one that is about to begin.
-fn end_window(client: &Client, name: &str, work: &Work, error: Error) -> Error {
-    let resume = || {
-        let path = url(name, "/resume?force=false")?;
-        client.post(&path, None, PATIENT)
+fn end_window(client: &Client, name: &str, mut work: Work, error: Error) -> Error {
+    let more = match give_up(client, name, &mut work) {
+        Ok(()) => String::new(),
+        Err(why) => format!(
+            "; its image may rest later, until `tenuto volume resume {name}`: {}",
+            why.message
+        ),
     };
-    let mut resumed = resume();
-    // An order that has not come to the daemon yet is not given up by that.
-    while resumed.is_ok() && !work.is_over() {
-        match work.end_within(GIVES_UP) {
-            Some(Err(_)) => break,
-            Some(Ok(_)) => {
-                resumed = resume();
-                break;
-            }
-            None => resumed = resume(),
+    let message = format!("volume {name}: {}{more}", error.message);
+    Error::new(error.kind, message).about(name)
+}
+
+fn give_up(client: &Client, name: &str, work: &mut Work) -> Result<()> {
+    let path = url(name, "/resume?force=false")?;
+    let mut refused = None;
+    for _ in 0..GIVES_UP_TIMES {
+        // An order that has not come to the daemon yet is not given up by that.
+        refused = client.post(&path, None, PROMPT).err();
+        if let Some(opened) = work.end_within(GIVES_UP)
+            && (!opened || !is_quiesced(client, name)?)
+        {
+            return Ok(());
         }
     }
-    let more = match resumed {
-        Ok(_) => String::new(),
-        Err(why) => format!("; its image may rest still: {}", why.message),
-    };
-    Error::new(
-        error.kind,
-        format!("volume {name}: {}{more}", error.message),
-    )
-    .about(name)
+    Err(refused.unwrap_or(Error::failed("what it waits for does not end")))
 }
 
 pub fn resume(context: &Context, command: &Resume) -> Result<()> {

@@ -164,9 +164,11 @@ impl Conn {
         &self.peer
     }
 
-    /// Who may write this volume, if the client may.
+    /// Who may write this volume, if the client may. One that was cut off has the right until the
+    /// last of its requests has ended: a late write of it must not land on one of the next client.
     pub fn writer(&self, volume: VolumeId) -> Option<&Peer> {
-        (self.writes && self.serves(volume)).then_some(&self.peer)
+        let ended = self.life == Life::Dead && self.tasks_live == 0;
+        (self.writes && self.volume == Some(volume) && !ended).then_some(&self.peer)
     }
 
     /// What the client has chosen, with its connection.

@@ -1,10 +1,10 @@
 //! Who writes a volume: one client at a time, unless it is shared.
 //!
-//! A client of NBD has the right from its handshake to its end, a guest on rings from its first
-//! ring until its front end has gone. Always true: connections of one client are one; who comes
-//! second over NBD is shown a read-only export, and rings of a second client do not start, but
-//! those of a guest that goes on, because it is the first one, which has moved. Deliberately
-//! absent: what a client is (`peer`), and that rings run at one front end only
+//! A client of NBD has the right from its handshake to the end of its last request, a guest on
+//! rings from its first ring until its front end has gone. Always true: connections of one client
+//! are one; who comes second over NBD is shown a read-only export, and rings of a second client do
+//! not start, but those of a guest that goes on, because it is the first one, which has moved.
+//! Deliberately absent: what a client is (`peer`), and that rings run at one front end only
 //! (`frontend::vhost_user::turn`).
 
 use super::conn::Conn;

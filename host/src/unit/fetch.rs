@@ -42,6 +42,10 @@ fn keep_own(logs: &dyn Logs, spec: &ReplicaSpec, most: Serial) -> Result<VolumeI
     if !replica.is_some_and(|it| it.torn || it.seen > most) {
         return kept;
     }
+    tracing::info!(
+        "{}, which has a part of another copy, is begun anew",
+        spec.name
+    );
     let discard_dirty = true;
     logs.run(Command::Detach {
         volume,

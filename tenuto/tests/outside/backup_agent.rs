@@ -10,11 +10,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use serde_json::{Value, json};
 
+use crate::common::disk::{Device, Disk};
 use crate::common::guest::{Machine, with_libraries};
 use crate::common::nfs::Shell;
-use crate::common::vm::Disk;
+use crate::common::vm;
 use crate::common::{
-    EXIT_FAILED, EXIT_USAGE, PATIENCE, Rig, have, run, signal, wait_until_it_stands,
+    EXIT_FAILED, EXIT_USAGE, PATIENCE, Rig, have, may_mount, run, signal, wait_until,
+    wait_until_it_stands,
 };
 use crate::vhost_guest::vhost;
 
@@ -110,7 +112,7 @@ fn with_agent(rig: &Rig, machine: &Machine, socket: &Path) -> Shell {
         port,
     ];
     let more = more.map(str::to_owned);
-    let disks: Vec<Disk> = vec![vhost(rig, "disk")];
+    let disks: Vec<vm::Disk> = vec![vhost(rig, "disk")];
     let mut guest = Shell::boot(machine, &rig.dir, "guest", disks, &more);
     guest.wait_for_shell();
     guest.run("insmod /modules/virtio_console.ko && mkdir -p /mnt /run");
@@ -309,6 +311,47 @@ fn frozen_by_others(command: &str) -> Option<Value> {
         "guest-fsfreeze-status" => Some(json!({"return": "frozen"})),
         _ => healthy(command),
     }
+}
+
+/// Fails when: a guest stands for longer than its limit, or the command for ever, because the
+/// storage takes nothing any more.
+#[test]
+fn a_guest_goes_on_where_its_storage_stands_still() {
+    let test = "a_guest_goes_on_where_its_storage_stands_still";
+    if !may_mount(test) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let disk = Disk::new(BYTES as usize);
+    let device = Device::new(&disk, &rig.dir.join("device"));
+    let place = rig.dir.display();
+    let lines = format!("destage-after = \"never\"\njournal = \"{place}\"");
+    rig.volume("disk", device.path(), "write-back", &lines);
+    let daemon = rig.serve();
+    let mut client = rig.connect("disk");
+    let agent = Agent::start(&rig, {
+        let disk = disk.clone();
+        move |command| {
+            if command == "guest-fsfreeze-freeze" {
+                disk.hold_writes(0, BYTES);
+                // What the guest writes out.
+                client.write(0, &[7; 65536]);
+            }
+            healthy(command)
+        }
+    });
+    let socket = agent.socket.display().to_string();
+    let said = rig.refused(&words(&socket, &["--agent-limit", "1s"]), EXIT_FAILED);
+    assert!(said.contains("did not rest within 1 s"), "{said}");
+    assert!(!said.contains("may rest later"), "it was given up: {said}");
+    assert_eq!(
+        agent.asked().last().map(String::as_str),
+        Some("fsfreeze-thaw")
+    );
+    disk.hold_no_more();
+    disk.let_go();
+    wait_until("no window is left", PATIENCE, || !is_quiesced(&rig));
+    daemon.stop();
 }
 
 /// Fails when: a guest stands for ever because the command was interrupted.

@@ -1,7 +1,8 @@
 //! One client at a time writes a volume: who comes second reads, or is told who was first.
 
+use crate::common::disk::{Device, Disk};
 use crate::common::nbd::EPERM;
-use crate::common::{Background, Daemon, Rig, have, run, wait_until};
+use crate::common::{Background, Daemon, PATIENCE, Rig, have, may_mount, run, wait_until};
 use lab::vhost_client::{Client, ClientError, Options, Wait};
 use std::path::PathBuf;
 use std::process::Command;
@@ -181,5 +182,36 @@ fn several_connections_of_one_process_are_one_client() {
         &["--connections=4", &file.to_string_lossy(), &target],
     );
     assert_eq!(rig.connect("disk").read(0, BLOCK), vec![5; BLOCK]);
+    daemon.stop();
+}
+
+/// Its write could land over one of the next client, where writes take no order.
+///
+/// Fails when: the right to write ends with the connection of a client.
+#[test]
+fn a_client_that_was_killed_has_the_right_until_its_last_write_has_ended() {
+    let name = "a_client_that_was_killed_has_the_right_until_its_last_write_has_ended";
+    if !may_mount(name) || !have(name, &["qemu-io", "nbdinfo"]) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let disk = Disk::new(BYTES as usize);
+    let device = Device::new(&disk, &rig.dir.join("disk"));
+    let lines = format!("journal = \"{}\"", rig.dir.display());
+    rig.volume("disk", device.path(), "uncached", &lines);
+    let daemon = rig.serve();
+    disk.hold_writes(0, BYTES);
+    let write = ["-f", "raw", "-c", "write -P 9 1M 4k", &rig.uri("disk")];
+    let first = Background::start("qemu-io", &write);
+    assert!(disk.wait_parked(1, PATIENCE), "the origin is written");
+    drop(first);
+    clients(&rig, 0);
+    assert_eq!(info(&rig)["is_read_only"], true, "its write is under way");
+    disk.hold_no_more();
+    disk.let_go();
+    wait_until("another one may write", SLOW, || {
+        info(&rig)["is_read_only"] == false
+    });
+    assert!(another_writes(&rig));
     daemon.stop();
 }

@@ -33,8 +33,6 @@ struct Connection {
     called: TcpStream,
     /// Bytes of the caller so far.
     moved: u64,
-    /// What may still pass; `None`: all.
-    left: [Option<u64>; 2],
     ends: u8,
 }
 
@@ -48,6 +46,8 @@ impl Connection {
 #[derive(Default)]
 struct State {
     cut: [bool; 2],
+    /// What may still pass, on all connections together; `None`: all.
+    left: [Option<u64>; 2],
     delay: Duration,
     refuses: bool,
     ended: bool,
@@ -107,10 +107,13 @@ impl Relay {
     pub fn heal(&self, way: Way) {
         self.change(|state| {
             state.cut[way as usize] = false;
-            for connection in &mut state.connections {
-                connection.left[way as usize] = None;
-            }
+            state.left[way as usize] = None;
         });
+    }
+
+    /// No byte moves this way any more once so many have.
+    pub fn stop_after(&self, way: Way, bytes: u64) {
+        self.change(|state| state.left[way as usize] = Some(bytes));
     }
 
     /// Callers are turned away, and all connections are closed.
@@ -213,7 +216,6 @@ impl Inner {
             caller: copy(&caller),
             called: copy(&called),
             moved: 0,
-            left: [None; 2],
             ends: 0,
         });
         drop(state);
@@ -258,19 +260,16 @@ impl Inner {
     /// Waits until some of so many bytes may move. None: all is over.
     fn pass(&self, number: u64, way: Way, bytes: usize) -> Option<usize> {
         let at = way as usize;
-        let find = |state: &State| state.connections.iter().position(|it| it.number == number);
-        let may = |state: &State| {
-            let left = find(state).and_then(|it| state.connections[it].left[at]);
-            !state.cut[at] && left != Some(0)
-        };
+        let may = |state: &State| !state.cut[at] && state.left[at] != Some(0);
         let mut state = self.wait_until(may);
         if state.ended {
             return None;
         }
-        let found = find(&state).expect("it is there until both ways have ended");
-        let connection = &mut state.connections[found];
-        let passes = connection.left[at].map_or(bytes as u64, |left| left.min(bytes as u64));
-        connection.left[at] = connection.left[at].map(|left| left - passes);
+        let passes = state.left[at].map_or(bytes as u64, |left| left.min(bytes as u64));
+        state.left[at] = state.left[at].map(|left| left - passes);
+        let mut connections = state.connections.iter_mut();
+        let connection = connections.find(|it| it.number == number);
+        let connection = connection.expect("it is there until both ways have ended");
         if way == Way::There {
             connection.moved += passes;
         }
@@ -318,6 +317,12 @@ impl Net {
     pub fn lose(&self, from: usize, to: usize) {
         self.relay(from, to).cut(Way::There);
         self.relay(to, from).cut(Way::Back);
+    }
+
+    /// The same once so many bytes have.
+    pub fn lose_after(&self, from: usize, to: usize, bytes: u64) {
+        self.relay(from, to).stop_after(Way::There, bytes);
+        self.relay(to, from).stop_after(Way::Back, bytes);
     }
 
     pub fn cut(&self, one: usize, other: usize) {
