@@ -20,6 +20,9 @@ mod lookout;
 mod open;
 mod opened;
 mod places;
+mod pool_health;
+mod pool_moves;
+mod pools;
 mod rebase;
 mod resize;
 mod rings;
@@ -31,6 +34,7 @@ mod watch;
 use crate::fault::FileId;
 use crate::limit::GuestLimit;
 use crate::origin::{Format, Place};
+use crate::pool;
 use crate::shard::control::{CommandError, Handle, ListenerScope, Needs, Stopped};
 use crate::stage::Stage;
 use crate::target::Target;
@@ -51,6 +55,8 @@ pub use lookout::Noticed;
 use node::record::Epoch;
 pub use places::ImagePlaces;
 use places::Ledgers;
+use pools::Pools;
+pub use pools::{MemberShown, PoolShown};
 pub use rebase::{Below, Merged};
 pub use resize::Resized;
 pub use rings::FrontEndCounters;
@@ -92,6 +98,8 @@ pub struct Settings {
     /// Where files below images may lie.
     pub images: ImagePlaces,
     pub volumes: Vec<VolumeSettings>,
+    /// Clones of one image that are refreshed together.
+    pub pools: Vec<pool::members::Settings>,
     /// The hosts of a cluster decide which of them serves a volume.
     pub clustered: bool,
     /// Destage dirty data of volumes that nobody names.
@@ -312,6 +320,7 @@ pub struct Daemon {
     /// Of the cluster that it is in.
     units: OnceLock<Units>,
     backups: Backups,
+    pools: Pools,
 }
 
 impl Daemon {
@@ -320,6 +329,9 @@ impl Daemon {
     pub fn start(settings: Settings) -> Result<Daemon, StartError> {
         host::allow_descriptors(&settings.volumes)?;
         let sockets = Sockets::new(&settings)?;
+        let boot = format!("{:?}", host::boot());
+        let pools = Pools::new(&settings.pools, &settings.state_dir, boot);
+        let pools = pools.map_err(StartError::Settings)?;
         let begun = Instant::now();
         let opened = open::open(&settings)?;
         let recovery = begun.elapsed();
@@ -360,6 +372,7 @@ impl Daemon {
             lookout: Lookout::default(),
             units: OnceLock::new(),
             backups,
+            pools,
         };
         match daemon.open_to_clients(settings, orphans) {
             Ok(()) => Ok(daemon),

@@ -28,6 +28,7 @@ pub mod nbd;
 pub mod nbdlink;
 pub mod origin;
 pub mod peer;
+pub mod pool;
 pub mod qmp;
 pub mod ring;
 pub mod shard;

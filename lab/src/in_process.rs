@@ -126,6 +126,7 @@ pub fn settings(
         clustered: false,
         adopt_orphans: true,
         strict: true,
+        pools: Vec::new(),
         images: ImagePlaces {
             of_origins: vec![place.directory().to_owned()],
             ..Default::default()

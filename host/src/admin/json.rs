@@ -4,7 +4,7 @@
 //! does not have is null, never a zero that looks measured. Made from plain data only.
 
 use super::promise::promise;
-use super::{View, copies};
+use super::{View, copies, pools};
 use crate::cluster::PeerView;
 use crate::config::units::human_bytes;
 use crate::latency::{self, Distribution, Kind};
@@ -504,8 +504,8 @@ fn link_troubles(view: &View) -> Vec<String> {
 /// What `status -x` prints: one line for everything that is not as it should be.
 pub fn troubles(view: &View) -> Vec<String> {
     let look = &view.look;
-    let mut lines: Vec<String> = look.recovery.damage.clone();
-    lines.extend(link_troubles(view));
+    let mut lines = [look.recovery.damage.clone(), link_troubles(view)].concat();
+    lines.extend(pools::troubles(look));
     for volume in view.shown() {
         let name = &volume.name;
         let unit = view.look.units.get(name).filter(|unit| unit.is_wrong());

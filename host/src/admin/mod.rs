@@ -21,6 +21,7 @@ mod listener;
 mod map;
 pub mod metrics;
 pub mod observer;
+pub mod pools;
 pub mod promise;
 pub mod rebase;
 pub mod record;
@@ -38,7 +39,7 @@ use crate::backup::bitmap::Bitmap;
 use crate::cluster::{Links, PeerView};
 use crate::config::{self, Config, Volume, check, keys, parse, state, units};
 use crate::daemon::{
-    Below, CheckpointShown, Merged, Noticed, Resized, VolumeSettings, Watched, Why,
+    Below, CheckpointShown, Merged, Noticed, PoolShown, Resized, VolumeSettings, Watched, Why,
 };
 use crate::error::{Error, Kind, Result};
 use crate::latency::Latency;
@@ -130,6 +131,20 @@ pub trait Machine: Send + Sync + 'static {
     }
     /// Looks whether images are still those that their volumes know. Returns at once.
     fn look_at_images(&self);
+    /// Lets the members of a pool move to another image.
+    fn pool_refresh(&self, name: &str, _refresh: pools::Refresh) -> Result<()> {
+        Err(Error::usage(format!("pool {name}: not known")).about(name))
+    }
+    /// Lets them go back.
+    fn pool_rollback(&self, name: &str) -> Result<()> {
+        Err(Error::usage(format!("pool {name}: not known")).about(name))
+    }
+    /// Lets go of the image before.
+    fn pool_finish(&self, name: &str) -> Result<()> {
+        Err(Error::usage(format!("pool {name}: not known")).about(name))
+    }
+    /// The guest of a volume is not waited for any more.
+    fn was_reset(&self, _name: &str) {}
 }
 
 /// The daemon at one instant.
@@ -153,6 +168,7 @@ pub struct Look {
     pub units: BTreeMap<String, Shown>,
     /// What this host keeps for others of the cluster.
     pub copies: Vec<CopyShown>,
+    pub pools: BTreeMap<String, PoolShown>,
     pub recovery: Recovery,
     /// Counters of the host side: name, meaning, value.
     pub counters: Vec<(&'static str, &'static str, u64)>,
@@ -354,7 +370,9 @@ impl Admin {
         self.refuse_drained(name)?;
         let _order = self.order();
         let mut known = self.known().clone();
-        let volume = parse::new_volume(&known.config.defaults, name, values);
+        pools::renew_members(&mut known, &self.look()?);
+        let (defaults, pools) = (&known.config.defaults, &known.config.pools);
+        let volume = parse::new_volume_among(defaults, name, values, pools);
         let volume = volume.map_err(|error| of_volume(name, error.into()))?;
         if known.volumes.iter().any(|other| other.name == name) {
             let message = format!(
@@ -602,6 +620,7 @@ impl Admin {
         }
         refuse_connected(&look, snapshot, "reset")?;
         self.machine.reset(snapshot.id)?;
+        self.machine.was_reset(name);
         Ok(Outcome::default())
     }
 

@@ -5,17 +5,20 @@
 //! from the file loses no data and no client; certificates are read again, and wrong ones leave
 //! everything as it was. A line of the outcome says what became of each.
 
+use super::pools::renew_members;
 use super::{Admin, Known, Look, Outcome, find};
 use crate::config::cluster::CLUSTER;
+use crate::config::pool::{POOL, default_pool};
 use crate::config::{Cluster, Config, Volume, check, keys, state, units};
 use crate::error::Result;
 use engine::types::Policy;
+use std::collections::BTreeSet;
 
 impl Admin {
     /// Reads the file again and applies it.
     pub fn reload(&self) -> Result<Outcome> {
         let path = self.known().config.path.clone();
-        let fresh = Config::load(&path)?;
+        let fresh = Config::load(&path)?.with_records()?;
         // An image that is unfit is told with its volume, and keeps no other as it was.
         check::check_apart(&fresh)?;
         self.machine.look_at_images();
@@ -24,6 +27,7 @@ impl Admin {
         let certificates = self.machine.renew_certificates()?;
         let mut known = self.known().clone();
         let look = self.look()?;
+        renew_members(&mut known, &look);
         let mut notes: Vec<String> = certificates.into_iter().collect();
         // Those that were added at run time may have got other defaults.
         let named = fresh.volumes.iter().cloned().chain(state::load(&fresh)?);
@@ -41,6 +45,7 @@ impl Admin {
             }
         }
         notes.extend(changed_sections(&known.config, &fresh));
+        notes.extend(changed_pools(&known.config, &fresh));
         known.config.volumes = fresh.volumes;
         known.config.defaults = fresh.defaults;
         *self.known() = known;
@@ -171,6 +176,31 @@ fn changed_sections(old: &Config, new: &Config) -> Vec<String> {
             format!("{section} {keys}: the change needs a restart")
         })
         .collect()
+}
+
+/// Pools that are other than the daemon was started with. What image they have is no matter of the
+/// file after their first refresh.
+fn changed_pools(old: &Config, new: &Config) -> Vec<String> {
+    let all = old.pools.iter().chain(&new.pools);
+    let names: BTreeSet<&str> = all.map(|pool| pool.name.as_str()).collect();
+    let none = default_pool();
+    let notes = names.into_iter().filter_map(|name| {
+        let (one, other) = (old.pool(name), new.pool(name));
+        let keys = changed(POOL, one.unwrap_or(&none), other.unwrap_or(&none));
+        let what = match (one, other) {
+            (_, None) => "that it is gone".to_owned(),
+            (None, _) => "that it is new".to_owned(),
+            _ if keys == ["image"] => {
+                return Some(format!(
+                    "pool {name}: members go to another image by `tenuto pool refresh {name}`"
+                ));
+            }
+            _ => keys.join(", "),
+        };
+        let needed = !keys.is_empty();
+        needed.then(|| format!("[[pool]] {name}: {what}: the change needs a restart"))
+    });
+    notes.collect()
 }
 
 fn changed<T>(keys: &[keys::Key<T>], old: &T, new: &T) -> Vec<&'static str> {

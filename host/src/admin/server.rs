@@ -8,6 +8,7 @@
 use super::events::{self, Notice};
 use super::listener::{Bounded, Kept};
 use super::observer::Observer;
+use super::pools::Refresh;
 use super::tcp::Clocks;
 use super::{Admin, Outcome, json, metrics, rebase, tcp, values_from_json, web};
 use crate::config::Listen;
@@ -258,6 +259,9 @@ fn routes() -> Vec<Route> {
             get(checkpoint_map).delete(delete_checkpoint),
         ),
         ("/v1/volumes/{name}/{verb}", &["post"], post(volume_verb)),
+        ("/v1/pools", &["get"], get(list_pools)),
+        ("/v1/pools/{name}", &["get"], get(show_pool)),
+        ("/v1/pools/{name}/{verb}", &["post"], post(pool_verb)),
         ("/v1/history", &["get"], get(history)),
         ("/v1/events", &["get"], get(follow_events)),
         ("/v1/trace", &["get"], get(record)),
@@ -285,6 +289,8 @@ fn readable(admin: Arc<Admin>) -> Router {
         .route("/v1/volumes", get(list_volumes))
         .route("/v1/volumes/{name}", get(show_volume))
         .route("/v1/peers", get(list_peers))
+        .route("/v1/pools", get(list_pools))
+        .route("/v1/pools/{name}", get(show_pool))
         .route("/v1/history", get(history))
         .route("/v1/events", get(follow_events))
         .route("/metrics", get(show_metrics))
@@ -458,6 +464,40 @@ async fn remove_volume(
             admin.remove(&name, removal.discard_dirty.as_deref())
         })?;
         Ok(object!({ "name": name, "removed": true, "notes": outcome.notes }))
+    })
+    .await
+}
+
+async fn list_pools(State(admin): App) -> Response {
+    run(move || admin.pools()).await
+}
+
+async fn show_pool(State(admin): App, UrlPath(name): UrlPath<String>) -> Response {
+    run(move || admin.pool(&name)).await
+}
+
+async fn pool_verb(
+    State(admin): App,
+    UrlPath((name, verb)): UrlPath<(String, String)>,
+    body: String,
+) -> Response {
+    run(move || {
+        told(&admin, &format!("pool {verb} {name}"), None, || {
+            match verb.as_str() {
+                "refresh" => {
+                    let refresh = Refresh::from_json(&parse_body(&body)?)?;
+                    admin.pool_refresh(&name, refresh)?;
+                }
+                "rollback" => drop(admin.pool_rollback(&name)?),
+                "finish" => drop(admin.pool_finish(&name)?),
+                _ => {
+                    let right = "known are refresh, rollback and finish";
+                    let message = format!("pool {name}: {verb} is no verb; {right}");
+                    return Err(Error::new(Kind::NotFound, message));
+                }
+            }
+            admin.pool(&name)
+        })
     })
     .await
 }

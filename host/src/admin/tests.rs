@@ -73,6 +73,7 @@ impl Machine for Fake {
     fn look(&self) -> Result<Look> {
         let state = self.state();
         Ok(Look {
+            pools: BTreeMap::new(),
             images: Default::default(),
             engine: Snapshot {
                 volumes: state.volumes.clone(),

@@ -24,6 +24,8 @@ pub struct Check {
 pub fn run(context: &Context, command: &Check) -> Result<()> {
     let asked = command.file.as_deref().or(context.common.config.as_deref());
     let config = Config::load(&locate(asked))?;
+    // Another user than the daemon's may not read what it keeps.
+    let config = config.clone().with_records().unwrap_or(config);
     if command.check {
         check::check(&config)?;
         return confirm(context, &config);

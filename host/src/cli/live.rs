@@ -2,6 +2,7 @@
 //!
 //! Owns nothing but the translation of errors and of plain data.
 
+use crate::admin::pools::Refresh;
 use crate::admin::record::Tap;
 use crate::admin::{Held, Look, Machine, Recovery, Started};
 use crate::backup::bitmap::Bitmap;
@@ -85,6 +86,7 @@ impl Machine for Live {
             units: self.0.units_shown(),
             copies: self.0.units().map(Units::copies_shown).unwrap_or_default(),
             images: self.0.images(),
+            pools: self.0.pools_shown(),
             held: self.0.held().into_iter().map(held).chain(misfits).collect(),
             recovery: Recovery {
                 ms: self.0.recovery_time().as_millis() as u64,
@@ -107,6 +109,27 @@ impl Machine for Live {
 
     fn look_around(&self) {
         self.0.look_around();
+    }
+
+    fn pool_refresh(&self, name: &str, refresh: Refresh) -> Result<()> {
+        let (image, asked) = (&refresh.image, refresh.asked);
+        let (stage_only, discard) = (refresh.stage_only, refresh.discard_changes);
+        let refreshed = self.0.pool_refresh(name, image, asked, stage_only, discard);
+        refreshed.map_err(|error| volume_error(name, error))
+    }
+
+    fn pool_rollback(&self, name: &str) -> Result<()> {
+        let back = self.0.pool_rollback(name);
+        back.map_err(|error| volume_error(name, error))
+    }
+
+    fn pool_finish(&self, name: &str) -> Result<()> {
+        let finished = self.0.pool_finish(name);
+        finished.map_err(|error| volume_error(name, error))
+    }
+
+    fn was_reset(&self, name: &str) {
+        self.0.member_was_reset(name);
     }
 
     fn add(&self, settings: VolumeSettings) -> Result<()> {

@@ -29,6 +29,7 @@ mod offline;
 mod origin;
 pub mod output;
 mod peer;
+mod pool;
 pub mod progress;
 mod recover;
 mod relayout;
@@ -129,6 +130,9 @@ pub enum Command {
     /// Show the other hosts of the cluster
     #[command(subcommand)]
     Peer(peer::Command),
+    /// Refresh clones of one image together: stage, roll out, go back
+    #[command(subcommand)]
+    Pool(pool::Command),
     /// Destage everything and write through from then on, to take this host away
     Drain(drain::Drain),
     /// Apply a changed configuration file, and say what needs a restart
@@ -165,6 +169,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Image(command) => image::run(context, command),
         Command::Cluster(command) => cluster::run(context, command),
         Command::Peer(command) => peer::run(context, &command),
+        Command::Pool(command) => pool::run(context, &command),
         Command::Drain(command) => drain::run(context, &command),
         Command::Reload => reload::run(context),
         Command::Version => version(context),

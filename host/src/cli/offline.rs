@@ -389,6 +389,7 @@ pub fn destage_all(
         // Each volume that was asked for is added by name, and no other.
         adopt_orphans: false,
         strict: true,
+        pools: Vec::new(),
         images: places.images.clone(),
         volumes: Vec::new(),
     };

@@ -42,7 +42,7 @@ pub struct Serve {
 }
 
 pub fn run(context: &Context, command: &Serve) -> Result<()> {
-    let config = load(context)?;
+    let config = load(context)?.with_records()?;
     let unfit = check::check_apart(&config)?;
     if let Some(error) = unfit.into_iter().next().filter(|_| command.strict) {
         return Err(error.into());
@@ -135,6 +135,10 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
         )));
     }
     if let Err(error) = daemon.keep_looking() {
+        let _ = daemon.stop();
+        return Err(Error::failed(format!("a thread: {}", cause(&error))));
+    }
+    if let Err(error) = daemon.keep_refreshing() {
         let _ = daemon.stop();
         return Err(Error::failed(format!("a thread: {}", cause(&error))));
     }

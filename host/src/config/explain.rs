@@ -4,6 +4,7 @@
 
 use super::cluster::CLUSTER;
 use super::keys::{self, Key};
+use super::pool::POOL;
 use super::{Config, Source, Sources};
 
 /// One row of the explanation.
@@ -60,6 +61,10 @@ pub fn explain(config: &Config) -> Vec<Row> {
         &config.defaults.sources,
     );
     rows.retain(|row| row.section != "[defaults]" || !matches!(row.key, "name" | "origin"));
+    for pool in &config.pools {
+        let name = format!("[[pool]] {}", pool.name);
+        section(&mut rows, &name, POOL, pool, &pool.sources);
+    }
     for volume in &config.volumes {
         let name = format!("[[volume]] {}", volume.name);
         section(&mut rows, &name, keys::VOLUME, volume, &volume.sources);

@@ -11,6 +11,7 @@ pub mod keys;
 mod limit;
 pub mod parse;
 mod place;
+pub mod pool;
 pub mod share;
 pub mod state;
 #[cfg(test)]
@@ -20,6 +21,7 @@ pub mod units;
 pub(crate) mod values;
 
 pub use cluster::Cluster;
+pub use pool::Pool;
 pub use values::Value;
 
 use crate::daemon::{Exports, ImagePlaces, Settings, VolumeSettings};
@@ -226,6 +228,8 @@ pub struct Config {
     pub cluster: Option<Cluster>,
     /// A volume with only the `[defaults]` in it; its name and origin are empty.
     pub defaults: Volume,
+    /// Clones of one image that are refreshed together.
+    pub pools: Vec<Pool>,
     pub volumes: Vec<Volume>,
 }
 
@@ -272,6 +276,7 @@ impl Config {
             strict: false,
             images: self.image_places(volumes),
             volumes: volumes.iter().map(Volume::settings).collect(),
+            pools: self.pools.iter().map(Pool::settings).collect(),
         }
     }
 

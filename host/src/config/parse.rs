@@ -6,6 +6,7 @@
 
 use super::cluster::{self, Cluster};
 use super::keys::{self, Key};
+use super::pool::{self, Pool};
 use super::values::{Value, one_of};
 use super::{Config, ConfigError, Images, Listen, Source, Sources, Volume, Wrong};
 use std::path::{Path, PathBuf};
@@ -15,12 +16,17 @@ use toml::de::{DeTable, DeValue};
 /// More volumes than this on one host are a mistake of a script.
 pub const VOLUMES_MAX: usize = 4096;
 
-const SECTIONS: [&str; 7] = [
-    "host", "cache", "defaults", "volume", "images", "listen", "cluster",
+const SECTIONS: [&str; 8] = [
+    "host", "cache", "defaults", "volume", "images", "listen", "cluster", "pool",
 ];
 
 /// Reads the text of `file`.
 pub fn parse(file: &Path, text: &str) -> Result<Config, ConfigError> {
+    parse_among(file, text, &[])
+}
+
+/// The same where pools of another text may have the volumes.
+fn parse_among(file: &Path, text: &str, pools: &[Pool]) -> Result<Config, ConfigError> {
     let mut parser = Parser {
         file,
         text,
@@ -31,7 +37,7 @@ pub fn parse(file: &Path, text: &str) -> Result<Config, ConfigError> {
         Ok(document) => document.into_inner(),
         Err(error) => return Err(parser.syntax_error(&error)),
     };
-    let config = parser.document(&document);
+    let config = parser.document(&document, pools);
     match parser.errors.into_iter().min_by_key(|error| error.line) {
         Some(error) => Err(error),
         None => Ok(config),
@@ -39,12 +45,8 @@ pub fn parse(file: &Path, text: &str) -> Result<Config, ConfigError> {
 }
 
 /// The `[[volume]]`s of a text that holds nothing else.
-pub fn parse_volumes(
-    file: &Path,
-    text: &str,
-    defaults: &Volume,
-) -> Result<Vec<Volume>, ConfigError> {
-    let mut config = parse(file, text)?;
+pub fn parse_volumes(file: &Path, text: &str, of: &Config) -> Result<Vec<Volume>, ConfigError> {
+    let mut config = parse_among(file, text, &of.pools)?;
     let mut parser = Parser {
         file,
         text,
@@ -52,7 +54,7 @@ pub fn parse_volumes(
         errors: Vec::new(),
     };
     // Read once more on top of the real defaults; the first reading has found all errors.
-    config.defaults = defaults.clone();
+    config.defaults = of.defaults.clone();
     config.volumes.clear();
     match DeTable::parse(text) {
         Ok(document) => parser.volumes(document.get_ref(), &mut config),
@@ -67,6 +69,16 @@ pub fn new_volume(
     name: &str,
     values: &[(String, Value)],
 ) -> Result<Volume, ConfigError> {
+    new_volume_among(defaults, name, values, &[])
+}
+
+/// The same where a pool may have it.
+pub fn new_volume_among(
+    defaults: &Volume,
+    name: &str,
+    values: &[(String, Value)],
+    pools: &[Pool],
+) -> Result<Volume, ConfigError> {
     let mut volume = Volume {
         name: name.into(),
         line: None,
@@ -75,7 +87,11 @@ pub fn new_volume(
     keys::check_name(name).map_err(|wrong| argument_error("name", wrong))?;
     apply(&mut volume, values)?;
     volume.sources.insert("name", Source::Command);
-    if !volume.sources.contains_key("origin") {
+    if let Some(pool) = pool::of(pools, name) {
+        let adopted = pool.adopt(&mut volume);
+        adopted.map_err(|(key, wrong)| argument_error(key, wrong))?;
+    }
+    if volume.origin.as_os_str().is_empty() {
         let wrong = Wrong::new("is missing", "write origin=PATH");
         return Err(argument_error("origin", wrong));
     }
@@ -134,7 +150,7 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    fn document(&mut self, document: &DeTable<'_>) -> Config {
+    fn document(&mut self, document: &DeTable<'_>, pools: &[Pool]) -> Config {
         let mut config = Config {
             path: self.file.to_path_buf(),
             host: keys::default_host(),
@@ -143,6 +159,7 @@ impl Parser<'_> {
             images: Images::default(),
             cluster: None,
             defaults: keys::default_volume(),
+            pools: pools.to_vec(),
             volumes: Vec::new(),
         };
         // A map of places beside each typed section; the section itself is borrowed meanwhile.
@@ -191,9 +208,79 @@ impl Parser<'_> {
         if let Some(table) = self.table(document, "defaults") {
             self.defaults(table, &mut config.defaults);
         }
+        self.pools(document, &mut config.pools);
         self.volumes(document, &mut config);
+        self.members(&mut config);
         self.other_sections(document);
         config
+    }
+
+    fn pools(&mut self, document: &DeTable<'_>, pools: &mut Vec<Pool>) {
+        let Some((key, value)) = document.get_key_value("pool") else {
+            return;
+        };
+        let line = self.line(key.span().start);
+        let DeValue::Array(list) = value.get_ref() else {
+            let wrong = Wrong::new("is not a list of pools", "write [[pool]], in two brackets");
+            return self.error(Some(line), "pool", wrong);
+        };
+        if list.len() > pool::POOLS_MAX {
+            let right = format!("write at most {}", pool::POOLS_MAX);
+            return self.error(Some(line), "pool", Wrong::new("too many pools", right));
+        }
+        for item in list.iter() {
+            let line = self.line(item.span().start);
+            let Some(table) = item.get_ref().as_table() else {
+                let wrong = Wrong::new("is not a pool", "write [[pool]] and its keys below");
+                self.error(Some(line), "pool", wrong);
+                continue;
+            };
+            let (mut found, mut sources) = (pool::default_pool(), Sources::new());
+            self.section(table, pool::POOL, &mut found, &mut sources, &Source::Line);
+            (found.line, found.sources) = (Some(line), sources);
+            if let Some((key, wrong)) = pool::misfit(&found, pools) {
+                let line = found.sources.get(key).and_then(Source::line).or(found.line);
+                self.error(line, key, wrong);
+            }
+            pools.push(found);
+        }
+    }
+
+    /// Volumes that only their pools name, and those that two have.
+    fn members(&mut self, config: &mut Config) {
+        let unnamed = pool::unnamed(&config.pools, &config.volumes);
+        if config.volumes.len() + unnamed.len() > VOLUMES_MAX {
+            let line = unnamed.first().and_then(|(_, line)| *line);
+            let wrong = Wrong::new("too many volumes", format!("write at most {VOLUMES_MAX}"));
+            return self.error(line, "members", wrong);
+        }
+        for (name, line) in unnamed {
+            let mut volume = Volume {
+                name,
+                line,
+                ..config.defaults.clone()
+            };
+            self.adopt(&config.pools, &mut volume);
+            config.volumes.push(volume);
+        }
+        for volume in &config.volumes {
+            if let Some((one, other)) = pool::second(&config.pools, &volume.name) {
+                let (name, one, line) = (&volume.name, &one.name, other.line);
+                let what = format!("pool {one} has the volume {name} as well");
+                let wrong = Wrong::new(what, "let each volume be of one pool");
+                self.error(line, "members", wrong);
+            }
+        }
+    }
+
+    fn adopt(&mut self, pools: &[Pool], volume: &mut Volume) {
+        let Some(pool) = pool::of(pools, &volume.name) else {
+            return;
+        };
+        if let Err((key, wrong)) = pool.adopt(volume) {
+            let line = volume.sources.get(key).and_then(Source::line);
+            self.error(line.or(volume.line), key, wrong);
+        }
     }
 
     fn cluster(&mut self, document: &DeTable<'_>) -> Option<Cluster> {
@@ -257,13 +344,13 @@ impl Parser<'_> {
             return self.error(Some(line), "volume", wrong);
         }
         for item in list.iter() {
-            let volume = self.volume(item, &config.defaults);
+            let volume = self.volume(item, &config.defaults, &config.pools);
             self.check_new(&volume, &config.volumes);
             config.volumes.push(volume);
         }
     }
 
-    fn volume(&mut self, item: &Spanned<DeValue<'_>>, defaults: &Volume) -> Volume {
+    fn volume(&mut self, item: &Spanned<DeValue<'_>>, defaults: &Volume, pools: &[Pool]) -> Volume {
         let line = self.line(item.span().start);
         let mut volume = Volume {
             line: Some(line),
@@ -287,8 +374,13 @@ impl Parser<'_> {
             ),
         }
         volume.sources = sources;
-        for key in ["name", "origin"] {
-            if !volume.sources.contains_key(key) {
+        self.adopt(pools, &mut volume);
+        let missing = [
+            ("name", volume.name.is_empty()),
+            ("origin", volume.origin.as_os_str().is_empty()),
+        ];
+        for (key, missing) in missing {
+            if missing && !volume.sources.contains_key(key) {
                 let wrong = Wrong::new("is missing", format!("write {key} = \"…\" below"));
                 self.error(Some(line), key, wrong);
             }

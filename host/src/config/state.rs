@@ -77,7 +77,7 @@ pub fn load(config: &Config) -> Result<Vec<Volume>> {
 
 fn read(config: &Config, path: &Path) -> Result<Volume> {
     let text = fs::read_to_string(path).map_err(|error| failed(path, &error))?;
-    let mut parsed = parse::parse_volumes(path, &text, &config.defaults)?;
+    let mut parsed = parse::parse_volumes(path, &text, config)?;
     match (parsed.pop(), parsed.pop()) {
         (Some(mut volume), None) => {
             // Lines of this file would be taken for lines of the configuration.

@@ -298,7 +298,7 @@ impl Daemon {
     }
 
     /// It is not let go of: those who have come meanwhile are let in.
-    fn show_to_waiting(&self, entry: &Entry) -> Result<(), VolumeError> {
+    pub(super) fn show_to_waiting(&self, entry: &Entry) -> Result<(), VolumeError> {
         self.show_again(entry)?;
         self.greet_those_who_waited(&entry.settings.name);
         Ok(())

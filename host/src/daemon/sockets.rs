@@ -287,6 +287,7 @@ mod tests {
             clustered: false,
             adopt_orphans: false,
             strict: true,
+            pools: Vec::new(),
             images: Default::default(),
             volumes: Vec::new(),
         })

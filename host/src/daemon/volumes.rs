@@ -172,6 +172,7 @@ impl Daemon {
     /// Opens the origin, finishes a pending journal, joins the volume and its socket. Waits for
     /// the last writes of a dead owner, and for as long as the origin takes.
     pub fn volume_add(&self, settings: VolumeSettings) -> Result<(), VolumeError> {
+        let settings = self.as_member(settings);
         if self.clustered && settings.is_clustered() {
             return self.add_away(settings);
         }
@@ -184,6 +185,7 @@ impl Daemon {
         &self,
         settings: VolumeSettings,
     ) -> Result<Option<Hold>, VolumeError> {
+        let settings = self.as_member(settings);
         if self.clustered && settings.is_clustered() {
             return self.add_away(settings).map(|()| None);
         }
@@ -459,6 +461,7 @@ impl Daemon {
             limit: settings.limit,
             needs: settings.needs.clone(),
             lives,
+            pooled: shown.then(|| self.pools.pooled(name)).flatten(),
         };
         Ok((attach, image))
     }
@@ -595,6 +598,11 @@ impl Daemon {
         let claim = self.claim(&settings.name)?;
         let name = &claim.name;
         let mut entry = self.known(name)?;
+        let mut settings = settings;
+        if self.pools.of(name).is_some() {
+            // Its image is what the record of its pool says.
+            settings.origin.clone_from(&entry.settings.origin);
+        }
         if let Some(what) = needs_restart(&entry.settings, &settings) {
             return Err(VolumeError::Settings(format!(
                 "volume {name}: {what} cannot change while it runs; remove the volume and add it"

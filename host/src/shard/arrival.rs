@@ -12,6 +12,7 @@
 
 use super::command::Waiter;
 use super::conn::{Conn, Life};
+use super::pooled::Pooled;
 use super::{Decide, Shard};
 use engine::event::{Command, Event, ResetOn};
 use engine::types::{Policy, VolumeId};
@@ -29,6 +30,9 @@ impl<E: Decide> Shard<E> {
             return self.answer_attach(slot, conn, &reply);
         };
         let waits = !volume.arriving.is_empty();
+        if alone && !waits {
+            volume.pooled.iter().for_each(Pooled::client_comes);
+        }
         if volume.policy != Policy::Ephemeral || !(alone || waits) {
             return self.answer_attach(slot, conn, &reply);
         }
@@ -68,13 +72,19 @@ impl<E: Decide> Shard<E> {
         }
     }
 
-    /// A connection that said goodbye is over.
-    pub(super) fn went_out(&mut self, id: VolumeId) {
+    /// A connection that said goodbye, or a front end whose rings had stopped, is over.
+    pub(super) fn went_out(&mut self, id: VolumeId, rings: bool) {
         let Some(volume) = self.volumes.get(&id) else {
             return;
         };
-        let last = volume.policy == Policy::Ephemeral && self.clients_in(id) == 0;
-        if !last || self.is_stopping() {
+        if self.clients_in(id) > 0 || self.is_stopping() {
+            return;
+        }
+        let pooled = volume.pooled.as_ref();
+        if pooled.is_some_and(|pooled| pooled.client_ended(rings)) {
+            self.exports.set_volume_away(id);
+        }
+        if volume.policy != Policy::Ephemeral {
             return;
         }
         let request = self.commands.enter(Waiter::Nobody);

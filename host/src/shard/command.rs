@@ -8,6 +8,8 @@ use super::control::{
     Answer, Attach, AttachError, Exchange, ExportAs, HostCounters, HostSnapshot, Needs, Request,
     VolumeClients,
 };
+use super::guest::who_waits;
+use super::pooled::Pooled;
 use super::throttle::Throttle;
 use super::{Alarm, Decide, Shard, Volume};
 use crate::backup::Window;
@@ -16,7 +18,7 @@ use crate::origin::file::{OpenVolume, Origin};
 use crate::origin::nbd::open::Leavings;
 use engine::engine::OpenError;
 use engine::event::{Command, Event, Refusal};
-use engine::types::{ConnectionId, PeerId, RequestId, VolumeId};
+use engine::types::{ConnectionId, PeerId, Policy, RequestId, VolumeId};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -164,9 +166,9 @@ impl<E: Decide> Shard<E> {
                 self.set_limit(volume, limit);
                 let _ = answer.send(());
             }
-            Request::Clients(volume, answer) => {
-                let _ = answer.send(self.clients(volume));
-            }
+            Request::Clients(volume, answer) => drop(answer.send(self.clients(volume))),
+            Request::ClientsIn(volume, answer) => drop(answer.send(self.clients_in(volume))),
+            Request::LetIn(volume) => let_in(self, volume),
             Request::Disconnect(volume, answer) => {
                 self.disconnect(volume);
                 let _ = answer.send(());
@@ -227,6 +229,7 @@ impl<E: Decide> Shard<E> {
             limit,
             needs,
             lives,
+            pooled,
         } = attach;
         let volume = Volume {
             name: spec.name.clone(),
@@ -236,6 +239,7 @@ impl<E: Decide> Shard<E> {
             beside: beside(&files),
             latency: None,
             throttle: Throttle::of(limit),
+            pooled,
         };
         self.add_remote(id, &mut files);
         self.files.insert_volume(id, files);
@@ -559,4 +563,24 @@ fn answer_after(leavings: Leavings, answer: Answer<Result<(), Refusal>>) {
 fn beside(files: &OpenVolume) -> Vec<PathBuf> {
     let paths = [&files.journal_path, &files.ledger_path];
     paths.into_iter().flatten().cloned().collect()
+}
+
+/// Those who waited with rings for the image of a member come in.
+fn let_in<E: Decide>(shard: &mut Shard<E>, id: VolumeId) {
+    let (waiting, goes_on) = who_waits(shard.guests.iter().map(|(_, it)| &**it), id);
+    let Some(volume) = shard.volumes.get_mut(&id) else {
+        for (slot, guest) in waiting {
+            shard.let_guest_in(slot, guest, false);
+        }
+        return;
+    };
+    if waiting.is_empty() || !volume.arriving.is_empty() {
+        return;
+    }
+    volume.pooled.iter().for_each(Pooled::client_comes);
+    volume.arriving = waiting;
+    match volume.policy {
+        Policy::Ephemeral => shard.send_arrival(id, goes_on),
+        _ => shard.arrived(id, true),
+    }
 }

@@ -690,7 +690,7 @@ impl<E: Decide> Shard<E> {
             let connection = conn.id;
             self.feed(Event::Disconnect { connection });
             if ended {
-                self.went_out(volume);
+                self.went_out(volume, false);
             }
         }
     }

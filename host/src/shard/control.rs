@@ -7,6 +7,7 @@
 use super::copies::{Asked, Inlet, Mail, Order as CopyOrder, Stream};
 use super::former::Former;
 use super::guest::Order;
+use super::pooled::Pooled;
 use super::record::{self, Recorded, Taken};
 use crate::backup::live::Live;
 use crate::backup::{Backup, Window};
@@ -140,6 +141,8 @@ pub struct Attach<S = Settled> {
     pub needs: Needs,
     /// Bitmaps in which its changes are marked.
     pub lives: Vec<Arc<Live>>,
+    /// Of a member of a pool.
+    pub pooled: Option<Pooled>,
 }
 
 /// Another file in the place of an image: what is open from now on, and what its volume knows.
@@ -270,6 +273,9 @@ pub(super) enum Request<S> {
     Export(String, ExportAs, Answer<()>),
     Limit(VolumeId, GuestLimit, Answer<()>),
     Clients(VolumeId, Answer<u64>),
+    /// Without front ends whose rings do not run yet.
+    ClientsIn(VolumeId, Answer<u64>),
+    LetIn(VolumeId),
     Disconnect(VolumeId, Answer<()>),
     GuestOpen(Box<GuestOpen>, Answer<Result<u32, DataError>>),
     Guest(u32, Order),
@@ -511,6 +517,19 @@ impl<S> Handle<S> {
     /// Limits the guest of a volume from now on.
     pub fn limit(&self, volume: VolumeId, limit: GuestLimit) -> Result<(), Stopped> {
         self.ask(|answer| Request::Limit(volume, limit, answer))
+    }
+
+    /// Clients of a volume but for front ends whose rings do not run yet.
+    pub fn clients_in(&self, volume: VolumeId) -> Result<u64, Stopped> {
+        self.ask(|answer| Request::ClientsIn(volume, answer))
+    }
+
+    /// Guests that wait with their first ring come in.
+    pub fn let_in(&self, volume: VolumeId) -> Result<(), Stopped> {
+        let sent = self.sender.blocking_send(Request::LetIn(volume));
+        sent.map_err(|_| Stopped)?;
+        self.waker.wake();
+        Ok(())
     }
 
     /// Connections that have opened an export of this volume.

@@ -86,6 +86,16 @@ impl ExportTable {
         self.away.insert(name.to_owned(), waiting);
     }
 
+    /// The same for all names of a volume; nobody counts.
+    pub fn set_volume_away(&mut self, volume: VolumeId) {
+        let of_volume = |(export, _): &(Export, nbd::Export)| export.volume == volume;
+        let all = self.exports.iter().filter(|(_, it)| of_volume(it));
+        let names: Vec<String> = all.map(|(name, _)| name.clone()).collect();
+        for name in names {
+            self.set_away(&name, Waiting::default());
+        }
+    }
+
     /// Counts a client that waits for this name.
     pub fn await_export(&self, name: &str) -> Option<Ticket> {
         self.away.get(name).map(Waiting::enter)

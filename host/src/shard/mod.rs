@@ -20,6 +20,7 @@ pub mod former;
 pub mod guest;
 mod listen;
 mod measure;
+pub mod pooled;
 pub mod record;
 mod remote;
 mod reopen;
@@ -57,6 +58,7 @@ use engine::types::{
 use former::Formers;
 use guest::Guest;
 use listen::{ExportTable, Listener};
+use pooled::Pooled;
 use record::Recordings;
 use remote::Remotes;
 use reopen::Reopens;
@@ -348,6 +350,8 @@ struct Volume {
     latency: Option<Arc<Recorder>>,
     /// What its guest may ask for.
     throttle: Throttle,
+    /// Of a member of a pool.
+    pooled: Option<Pooled>,
 }
 
 /// Everything a shard starts from.

@@ -398,6 +398,7 @@ pub(super) fn house_with(name: &str, san: Option<Params>, counts: Vec<PeerId>) -
             at_origin: false,
         },
         lives: Vec::new(),
+        pooled: None,
     };
     handle.attach(attach).expect("joins");
     let socket = dir.path().join("nbd.sock");

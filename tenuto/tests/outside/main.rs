@@ -65,6 +65,7 @@ mod overlay;
 mod package;
 mod page;
 mod policies;
+mod pools;
 mod power;
 mod progress;
 mod qcow2;

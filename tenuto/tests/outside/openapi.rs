@@ -128,6 +128,10 @@ fn replies_of_a_live_daemon_are_what_the_document_of_the_interface_says() {
     let more = rig.image("more.img", MIB);
     rig.volume("disk", &disk, "write-back", "destage-after = \"never\"");
     rig.volume("clone", &gold, "ephemeral", "");
+    rig.section(&format!(
+        "[[pool]]\nname = \"office\"\nimage = \"{}\"\nmembers = [\"desk\"]\n",
+        gold.display()
+    ));
     let daemon = rig.serve();
     let (_, document) = ask(&rig, "GET", "/openapi.json", "");
     let held = |method: &str, path: &str, of: &str, body: &str| {
@@ -194,6 +198,22 @@ fn replies_of_a_live_daemon_are_what_the_document_of_the_interface_says() {
     assert!(events["events"].as_array().is_some_and(|all| all.len() > 5));
     held("GET", "/v1/events?wait=99", "/v1/events", "");
     held("GET", "/v1/peers", "/v1/peers", "");
+    let orders = "/v1/pools/{name}/{verb}";
+    let refresh = format!(
+        "{{\"image\":\"{}\",\"at_unix_ms\":{}}}",
+        disk.display(),
+        u64::MAX
+    );
+    for name in ["office", "nobody"] {
+        let path = format!("/v1/pools/{name}");
+        held("POST", &format!("{path}/refresh"), orders, &refresh);
+        held("POST", &format!("{path}/refresh"), orders, "{\"colour\":1}");
+        held("GET", &path, "/v1/pools/{name}", "");
+        for verb in ["rollback", "finish", "dance"] {
+            held("POST", &format!("{path}/{verb}"), orders, "");
+        }
+    }
+    held("GET", "/v1/pools", "/v1/pools", "");
     for order in ["token", "check", "leave"] {
         let path = format!("/v1/cluster/{order}");
         held("POST", &path, &path, "");

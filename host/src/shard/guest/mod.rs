@@ -23,6 +23,7 @@ pub mod side;
 pub mod standby;
 
 use super::control::{Answer, GuestOpen};
+use super::pooled::Pooled;
 use super::timer::Key;
 use super::{Alarm, Decide, Shard};
 use crate::frontend::vhost_user::capacity::LiveDisk;
@@ -172,6 +173,21 @@ pub(super) fn slot_of_key(key: u32) -> Option<u32> {
     (key & MARK != 0).then_some(key & (MARK - 1))
 }
 
+/// Guests of a volume that wait with their first ring, and whether one of them goes on.
+pub(super) fn who_waits<'a>(
+    guests: impl Iterator<Item = &'a Guest>,
+    volume: VolumeId,
+) -> (Vec<(u32, ConnectionId)>, bool) {
+    let (mut waiting, mut one_goes_on) = (Vec::new(), false);
+    for guest in guests.filter(|it| it.serves(volume)) {
+        if let Some((start, _)) = &guest.coming {
+            waiting.extend(slot_of(guest.id).map(|slot| (slot, guest.id)));
+            one_goes_on |= start.goes_on;
+        }
+    }
+    (waiting, one_goes_on)
+}
+
 impl<E: Decide> Shard<E> {
     /// A front end has a device of this volume.
     pub(super) fn guest_open(&mut self, open: GuestOpen, answer: Answer<Result<u32, DataError>>) {
@@ -257,6 +273,14 @@ impl<E: Decide> Shard<E> {
             return;
         };
         let waits = !known.arriving.is_empty();
+        if alone && !waits && !guest.came {
+            if let Some(pooled) = known.pooled.as_ref().filter(|it| it.is_due()) {
+                pooled.guest_waits(start.goes_on);
+                guest.coming = Some((start, answer));
+                return;
+            }
+            known.pooled.iter().for_each(Pooled::client_comes);
+        }
         if guest.came || known.policy != Policy::Ephemeral || !(alone || waits) {
             let started = self.start_ring(slot, guest, start);
             guest.came |= started.is_ok();
@@ -304,7 +328,7 @@ impl<E: Decide> Shard<E> {
             self.cancel_signals(id);
             self.restless.retain(|&other| other != slot);
             if in_order {
-                self.went_out(volume);
+                self.went_out(volume, true);
             }
         }
     }

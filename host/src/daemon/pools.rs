@@ -1,0 +1,732 @@
+//! Pools: what is ordered of them, what their members do, and the thread that goes on with them.
+//!
+//! Owns the records of pools while the daemon runs. Always true: a record is durable before what it
+//! says is done; orders and the thread change a record one at a time; while a member's storage
+//! hangs only its own pool waits for it. Deliberately absent: what follows from what
+//! ([`crate::pool`]), and how a member gets its image ([`super::pool_moves`]).
+
+use super::opened::{Joining, open_settled};
+use super::pool_health::{ask_health, unix_ms_now};
+use super::{Daemon, VolumeError, VolumeSettings};
+use crate::marks;
+use crate::origin::Format;
+use crate::pool::members::{CloneKind, Settings};
+use crate::pool::note::Note;
+use crate::pool::record::Records;
+use crate::pool::{Asked, Fact, Next, Phase, Record};
+use crate::shard::pooled::{Happened, Pooled};
+use engine::types::{Policy, VolumeId};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// How often the thread looks at what no event tells: soaks, health, hanging storage.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Arrivals of a member within this time that say that its guest does not start.
+const ARRIVALS_WITHIN_MS: u64 = 600_000;
+const ARRIVALS_MAX: usize = 3;
+/// A guest that starts asks for something within this time.
+const SILENCE_MS_MAX: u64 = 60_000;
+/// A member whose move failed is tried again after this time.
+const RETRY_MS: u64 = 10_000;
+/// How long the image of a refresh may take to come to rest before it is refused.
+const REST_WAIT: Duration = Duration::from_secs(8);
+const REST_POLL: Duration = Duration::from_millis(200);
+
+/// What is known of a member since the last switch.
+#[derive(Default)]
+pub(super) struct Member {
+    due: Arc<AtomicBool>,
+    arrivals: VecDeque<u64>,
+    /// When its client came, and how much it had asked for by then.
+    came: Option<(u64, u64)>,
+    /// What its health program said.
+    ill: Option<String>,
+    /// Why it did not move, and when that was.
+    stuck: Option<(u64, String)>,
+}
+
+/// All pools of the daemon.
+pub(super) struct Pools {
+    pub(super) records: Records,
+    boot: String,
+    /// Held for a copy, or to set plain data.
+    known: Mutex<BTreeMap<String, Known>>,
+    /// Held while a record is changed, over all that this takes.
+    pub(super) turn: Mutex<()>,
+    events: Mutex<Option<Receiver<(String, Happened)>>>,
+    sender: Sender<(String, Happened)>,
+}
+
+pub(super) struct Known {
+    pub(super) pool: Settings,
+    pub(super) record: Record,
+    pub(super) members: HashMap<String, Member>,
+}
+
+/// A pool, as it is shown.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolShown {
+    pub clones: CloneKind,
+    /// What the file says.
+    pub named: PathBuf,
+    pub record: Record,
+    pub members: Vec<MemberShown>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberShown {
+    pub name: String,
+    pub image: PathBuf,
+    pub generation: u64,
+    /// Its guest runs, or may come back.
+    pub in_use: bool,
+    /// What is wrong with it.
+    pub trouble: Option<String>,
+}
+
+impl Pools {
+    /// Reads the records. One that is not to be had keeps the daemon from starting: members would
+    /// get a wrong image.
+    pub fn new(pools: &[Settings], state_dir: &Path, boot: String) -> Result<Pools, String> {
+        let records = Records::new(state_dir);
+        if !pools.is_empty() {
+            records
+                .make()
+                .map_err(|error| format!("{}: {error}", state_dir.display()))?;
+        }
+        let mut known = BTreeMap::new();
+        for pool in pools {
+            let record = records.read(&pool.name);
+            let record = record.map_err(|fault| fault.to_string())?;
+            let record = record.unwrap_or_else(|| Record::first(&pool.name, &pool.image));
+            let members = HashMap::new();
+            let pool = pool.clone();
+            known.insert(
+                pool.name.clone(),
+                Known {
+                    pool,
+                    record,
+                    members,
+                },
+            );
+        }
+        let (sender, events) = channel();
+        Ok(Pools {
+            records,
+            boot,
+            known: Mutex::new(known),
+            turn: Mutex::default(),
+            events: Mutex::new(Some(events)),
+            sender,
+        })
+    }
+
+    pub fn known(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pool of a volume.
+    pub fn of(&self, volume: &str) -> Option<String> {
+        let known = self.known();
+        let found = known.values().find(|known| known.pool.has(volume));
+        found.map(|known| known.pool.name.clone())
+    }
+
+    pub fn note(&self, member: &str) -> Note {
+        Note {
+            path: self.records.note_of(member),
+            boot: self.boot.clone(),
+        }
+    }
+
+    /// What the shard is given with a volume that is a member.
+    pub fn pooled(&self, volume: &str) -> Option<Pooled> {
+        let mut known = self.known();
+        let known = known.values_mut().find(|it| it.pool.has(volume))?;
+        let due = known.record.is_due(volume);
+        let member = known.members.entry(volume.to_owned()).or_default();
+        member.due.store(due, Ordering::Release);
+        let (due, sender, name) = (member.due.clone(), self.sender.clone(), volume.to_owned());
+        Some(Pooled {
+            note: self.note(volume),
+            due,
+            told: Box::new(move |happened| {
+                // Without the thread the daemon is ending.
+                let _ = sender.send((name.clone(), happened));
+            }),
+        })
+    }
+
+    /// Looks now at the pool of this member.
+    fn nudge(&self, member: &str) {
+        let _ = self.sender.send((member.to_owned(), Happened::Ended));
+    }
+
+    /// Changes a record durably.
+    pub fn change(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut Record),
+    ) -> Result<Record, VolumeError> {
+        let mut record = self.record(name)?;
+        change(&mut record);
+        let written = self.records.write(&record);
+        written.map_err(|fault| VolumeError::Origin(format!("pool {name}: {fault}")))?;
+        if let Some(known) = self.known().get_mut(name) {
+            for (member, state) in &known.members {
+                state.due.store(record.is_due(member), Ordering::Release);
+            }
+            known.record = record.clone();
+        }
+        Ok(record)
+    }
+
+    pub fn record(&self, name: &str) -> Result<Record, VolumeError> {
+        let known = self.known();
+        let known = known.get(name).map(|known| known.record.clone());
+        known.ok_or_else(|| unknown(name))
+    }
+}
+
+fn unknown(name: &str) -> VolumeError {
+    VolumeError::Settings(format!("pool {name}: not known; see `tenuto pool ls`"))
+}
+
+fn tell_switch(record: &Record) {
+    let (name, image) = (&record.name, record.image.path.display());
+    let generation = record.image.generation;
+    tracing::info!("pool {name}: members move to {image}, generation {generation}");
+}
+
+fn refused(name: &str, why: &str) -> VolumeError {
+    VolumeError::Settings(format!("pool {name}: {why}"))
+}
+
+impl Daemon {
+    /// Goes on with the pools, until the daemon is dropped or stops.
+    pub fn keep_refreshing(self: &Arc<Daemon>) -> std::io::Result<()> {
+        let events = self.pools.events.lock();
+        let events = events.unwrap_or_else(PoisonError::into_inner).take();
+        let Some(events) = events.filter(|_| !self.pools.known().is_empty()) else {
+            return Ok(());
+        };
+        let daemon = Arc::downgrade(self);
+        let thread = thread::Builder::new().name("pools".into());
+        thread.spawn(move || {
+            loop {
+                let event = events.recv_timeout(PERIOD);
+                let Some(daemon) = daemon.upgrade() else {
+                    return;
+                };
+                match event {
+                    Ok((member, happened)) => daemon.hear_of_member(&member, happened),
+                    Err(RecvTimeoutError::Timeout) => daemon.turn_pools(),
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        })?;
+        Ok(())
+    }
+
+    fn hear_of_member(&self, member: &str, happened: Happened) {
+        let Some(pool) = self.pools.of(member) else {
+            return;
+        };
+        let asked = self.asked_for(member).unwrap_or(0);
+        let now = unix_ms_now();
+        if let Some(known) = self.pools.known().get_mut(&pool) {
+            let state = known.members.entry(member.to_owned()).or_default();
+            match happened {
+                Happened::Came => {
+                    state.arrivals.push_back(now);
+                    state.came = Some((now, asked));
+                }
+                Happened::Ended | Happened::Stopped => state.came = None,
+                Happened::Waits { .. } => {}
+            }
+        }
+        match happened {
+            Happened::Came | Happened::Stopped => {}
+            Happened::Ended => {
+                self.turn_pool(&pool);
+                // Those who have come meanwhile, also where it does not move.
+                self.let_wait_no_more(member);
+            }
+            Happened::Waits { goes_on } => {
+                if !goes_on {
+                    self.move_before_answer(&pool, member);
+                }
+                self.let_wait_no_more(member);
+                self.turn_pool(&pool);
+            }
+        }
+    }
+
+    /// A guest begins on a member: the one before does not come back.
+    fn move_before_answer(&self, pool: &str, member: &str) {
+        let _turn = self.pools.turn();
+        let record = self.pools.record(pool);
+        if record.is_ok_and(|record| record.is_due(member)) {
+            self.pools.note(member).remove();
+            self.move_member(pool, member);
+        }
+    }
+
+    /// What clients of a volume have asked for so far.
+    fn asked_for(&self, member: &str) -> Option<u64> {
+        let volumes = self.handle.snapshot().ok()?.engine.volumes;
+        let volume = volumes.iter().find(|it| it.name == member)?;
+        let counters = &volume.counters;
+        Some(counters.reads.requests + counters.writes.requests)
+    }
+
+    fn turn_pools(&self) {
+        let rolling = |known: &Known| known.record.phase != Phase::Stable;
+        let known = self.pools.known();
+        let names: Vec<String> = known
+            .iter()
+            .filter(|(_, known)| rolling(known))
+            .map(|(name, _)| name.clone())
+            .collect();
+        drop(known);
+        names.iter().for_each(|name| self.turn_pool(name));
+    }
+
+    /// Goes on with a pool as far as that is possible now.
+    fn turn_pool(&self, name: &str) {
+        let _turn = self.pools.turn();
+        if let Err(error) = self.go_on_with_pool(name) {
+            tracing::error!("{error}");
+        }
+    }
+
+    fn go_on_with_pool(&self, name: &str) -> Result<(), VolumeError> {
+        loop {
+            let record = self.pools.record(name)?;
+            let now = unix_ms_now();
+            let at = record.rollout.at_unix_ms;
+            if record.phase == Phase::Staged && at.is_some_and(|at| at <= now) {
+                self.switch_pool(name)?;
+                continue;
+            }
+            if record.phase != Phase::Rolling {
+                return Ok(());
+            }
+            let facts = self.facts(name, &record)?;
+            for fact in facts
+                .iter()
+                .filter(|it| !it.in_use && record.is_due(&it.name))
+            {
+                if !self.waits_to_retry(name, &fact.name, now) {
+                    self.move_member(name, &fact.name);
+                }
+            }
+            let record = self.pools.record(name)?;
+            let facts = self.facts(name, &record)?;
+            let mut next = record.next(&facts, unix_ms_now());
+            if matches!(next, Next::Step | Next::Stable) && self.find_ill(name, &record, &facts) {
+                next = record.next(&self.facts(name, &record)?, unix_ms_now());
+            }
+            match next {
+                Next::Wait => return Ok(()),
+                Next::Step => {
+                    self.pools.change(name, |it| it.step(unix_ms_now()))?;
+                }
+                Next::Stable => {
+                    self.pools.change(name, Record::settle)?;
+                    let image = record.image.path.display();
+                    tracing::info!("pool {name}: all members have {image}");
+                }
+                Next::Back(why) => {
+                    tracing::error!("pool {name}: goes back: {why}");
+                    self.pool_back(name, Some(why))?;
+                }
+            }
+        }
+    }
+
+    /// A volume that comes: a member of a pool of ephemeral clones has the image that the record
+    /// says.
+    pub(super) fn as_member(&self, mut settings: VolumeSettings) -> VolumeSettings {
+        let known = self.pools.known();
+        let pool = known.values().find(|it| it.pool.has(&settings.name));
+        if let Some(known) = pool.filter(|it| it.pool.clones == CloneKind::Ephemeral) {
+            let image = known.record.image_of(&settings.name);
+            settings.origin.clone_from(&image.path);
+        }
+        settings
+    }
+
+    /// The members of a pool that are volumes here, attached or held.
+    pub(super) fn members(&self, name: &str) -> Result<Vec<String>, VolumeError> {
+        let pool = {
+            let known = self.pools.known();
+            known.get(name).map(|known| known.pool.clone())
+        };
+        let pool = pool.ok_or_else(|| unknown(name))?;
+        let table = self.table();
+        let held = table.held.keys();
+        let all = table.entries.keys().chain(held);
+        let mut members: Vec<String> = all.filter(|it| pool.has(it)).cloned().collect();
+        members.sort();
+        members.dedup();
+        Ok(members)
+    }
+
+    fn facts(&self, name: &str, record: &Record) -> Result<Vec<Fact>, VolumeError> {
+        let members = self.members(name)?;
+        let clients = self.clients_by_name()?;
+        let now = unix_ms_now();
+        let mut facts = Vec::new();
+        for member in members {
+            let (connected, asked) = clients.get(&member).copied().unwrap_or_default();
+            let in_use = connected > 0 || self.pools.note(&member).is_there();
+            let mut known = self.pools.known();
+            let state = known.get_mut(name).map(|it| &mut it.members);
+            let state = state.map(|it| it.entry(member.clone()).or_default());
+            let moved = record.phase == Phase::Rolling && record.moved.contains(&member);
+            let unhealthy = state.and_then(|it| trouble(it, moved, asked, now));
+            drop(known);
+            facts.push(Fact {
+                name: member,
+                in_use,
+                unhealthy,
+            });
+        }
+        Ok(facts)
+    }
+
+    /// Of each volume its clients, and what they have asked for.
+    fn clients_by_name(&self) -> Result<HashMap<String, (u64, u64)>, VolumeError> {
+        let snapshot = self.handle.snapshot()?;
+        let clients: HashMap<VolumeId, u64> = snapshot
+            .volumes
+            .iter()
+            .map(|it| (it.volume, it.clients))
+            .collect();
+        let shown = snapshot.engine.volumes.into_iter();
+        let shown = shown.map(|volume| {
+            let asked = volume.counters.reads.requests + volume.counters.writes.requests;
+            let connected = clients.get(&volume.id).copied().unwrap_or(0);
+            (volume.name, (connected, asked))
+        });
+        Ok(shown.collect())
+    }
+
+    fn waits_to_retry(&self, name: &str, member: &str, now: u64) -> bool {
+        let known = self.pools.known();
+        let state = known.get(name).and_then(|it| it.members.get(member));
+        let stuck = state.and_then(|it| it.stuck.as_ref());
+        stuck.is_some_and(|(at, _)| now.saturating_sub(*at) < RETRY_MS)
+    }
+
+    /// Why a member did not move, or that it did.
+    pub(super) fn note_move(&self, name: &str, member: &str, moved: Result<(), String>) {
+        if let Err(why) = &moved {
+            tracing::error!(volume = %member, "pool {name}: {member} does not move: {why}");
+        }
+        if let Some(known) = self.pools.known().get_mut(name) {
+            let state = known.members.entry(member.to_owned()).or_default();
+            state.stuck = moved.err().map(|why| (unix_ms_now(), why));
+            state.arrivals.clear();
+            state.ill = None;
+        }
+    }
+
+    /// Asks the health program of a roll-out for each member that has the new image. True if one is
+    /// ill.
+    fn find_ill(&self, name: &str, record: &Record, facts: &[Fact]) -> bool {
+        let Some(program) = &record.rollout.health else {
+            return false;
+        };
+        let on_new = facts.iter().filter(|it| record.moved.contains(&it.name));
+        let mut found = false;
+        for fact in on_new {
+            let ill = ask_health(program, &fact.name).err();
+            found |= ill.is_some();
+            if let Some(known) = self.pools.known().get_mut(name) {
+                let state = known.members.entry(fact.name.clone()).or_default();
+                state.ill = ill;
+            }
+        }
+        found
+    }
+
+    /// All pools as they are, by name.
+    pub fn pools_shown(&self) -> BTreeMap<String, PoolShown> {
+        let known = self.pools.known();
+        let pools: Vec<(Settings, Record)> = known
+            .values()
+            .map(|known| (known.pool.clone(), known.record.clone()))
+            .collect();
+        drop(known);
+        let shown = pools.into_iter().map(|(pool, record)| {
+            let facts = self.facts(&pool.name, &record).unwrap_or_default();
+            let members = facts.into_iter().map(|fact| {
+                let image = record.image_of(&fact.name);
+                MemberShown {
+                    image: image.path.clone(),
+                    generation: image.generation,
+                    in_use: fact.in_use,
+                    trouble: fact.unhealthy,
+                    name: fact.name,
+                }
+            });
+            let members = members.collect();
+            let shown = PoolShown {
+                clones: pool.clones,
+                named: pool.image,
+                record,
+                members,
+            };
+            (pool.name, shown)
+        });
+        shown.collect()
+    }
+
+    /// Looks at another image for a pool, and lets its members move to it unless it is only to be
+    /// staged.
+    pub fn pool_refresh(
+        &self,
+        name: &str,
+        image: &Path,
+        asked: Asked,
+        stage_only: bool,
+        discard: bool,
+    ) -> Result<(), VolumeError> {
+        let record = self.pools.record(name)?;
+        if record.phase != Phase::Rolling {
+            wait_for_rest(name, image)?;
+        }
+        let turn = self.pools.turn();
+        let record = self.pools.record(name)?;
+        if record.phase == Phase::Rolling {
+            let image = record.image.path.display();
+            let why = format!(
+                "its members move to {image}; wait for the end, or run `tenuto pool rollback \
+                 {name}`"
+            );
+            return Err(refused(name, &why));
+        }
+        if record.image.path == image {
+            let why = format!("{} is its image already", image.display());
+            return Err(refused(name, &why));
+        }
+        let members = self.members(name)?;
+        if let Some(missing) = asked.canaries.iter().find(|it| !members.contains(it)) {
+            return Err(refused(name, &format!("it has no member {missing}")));
+        }
+        self.check_overlays(name, &record, &members, discard)?;
+        self.look_at_refresh(name, image, &members)?;
+        let waits = stage_only || asked.at_unix_ms.is_some_and(|at| at > unix_ms_now());
+        self.forget_trials(name);
+        let now = unix_ms_now();
+        marks::passed(marks::Phase::Exchange);
+        // One record, so that an order that is cut short has been carried out or not.
+        let record = self.pools.change(name, |it| {
+            if it.phase == Phase::Staged {
+                it.unstage();
+            }
+            if it.previous.is_some() {
+                it.finish();
+            }
+            it.stage(image, asked);
+            if !waits {
+                it.switch(now);
+            }
+        })?;
+        marks::passed(marks::Phase::Exchange);
+        if !waits {
+            tell_switch(&record);
+        }
+        drop(turn);
+        self.turn_pool(name);
+        Ok(())
+    }
+
+    /// The time of what is staged has come.
+    fn switch_pool(&self, name: &str) -> Result<(), VolumeError> {
+        self.forget_trials(name);
+        let record = self.pools.change(name, |it| it.switch(unix_ms_now()))?;
+        tell_switch(&record);
+        Ok(())
+    }
+
+    fn forget_trials(&self, name: &str) {
+        if let Some(known) = self.pools.known().get_mut(name) {
+            for state in known.members.values_mut() {
+                state.arrivals.clear();
+                state.came = None;
+                state.ill = None;
+                state.stuck = None;
+            }
+        }
+    }
+
+    /// Members go back to the image before; what is staged only is given up.
+    pub fn pool_rollback(&self, name: &str) -> Result<(), VolumeError> {
+        let turn = self.pools.turn();
+        let record = self.pools.record(name)?;
+        match (record.phase, &record.previous) {
+            (Phase::Staged, _) => {
+                self.pools.change(name, Record::unstage)?;
+                return Ok(());
+            }
+            (_, None) => {
+                let why = "there is no image before; it was let go of by `pool finish`, or the \
+                           pool was never refreshed";
+                return Err(refused(name, why));
+            }
+            (_, Some(_)) => self.pool_back(name, None)?,
+        }
+        drop(turn);
+        self.turn_pool(name);
+        Ok(())
+    }
+
+    fn pool_back(&self, name: &str, why: Option<String>) -> Result<(), VolumeError> {
+        let members = self.members(name)?;
+        self.forget_trials(name);
+        let now = unix_ms_now();
+        self.pools
+            .change(name, |it| it.go_back(&members, why, now))?;
+        Ok(())
+    }
+
+    /// Lets go of the image before.
+    pub fn pool_finish(&self, name: &str) -> Result<(), VolumeError> {
+        let _turn = self.pools.turn();
+        let record = self.pools.record(name)?;
+        if record.phase != Phase::Stable {
+            let left = self.members(name)?.into_iter();
+            let left: Vec<String> = left.filter(|it| !record.has_moved(it)).collect();
+            let why = match (record.phase, left.as_slice()) {
+                (Phase::Staged, _) => "an image is staged; switch to it by `tenuto pool refresh`, \
+                                       or give it up by `tenuto pool rollback`"
+                    .to_owned(),
+                (_, [one]) => format!("{one} has the image before still"),
+                (_, all) => format!("{} members have the image before still", all.len()),
+            };
+            return Err(refused(name, &why));
+        }
+        self.remove_former_overlays(name)?;
+        if record.previous.is_some() {
+            self.pools.change(name, Record::finish)?;
+        }
+        Ok(())
+    }
+
+    /// A member was reset by command: its guest is not waited for any more.
+    pub fn member_was_reset(&self, member: &str) {
+        if self.pools.of(member).is_some() {
+            self.pools.note(member).remove();
+            self.pools.nudge(member);
+        }
+    }
+
+    /// An image that members may move to is a disk, is not written by anything, and is as large
+    /// as theirs.
+    fn look_at_refresh(
+        &self,
+        name: &str,
+        image: &Path,
+        members: &[String],
+    ) -> Result<(), VolumeError> {
+        let entries: Vec<_> = members.iter().filter_map(|it| self.entry(it)).collect();
+        let known = self.pools.known();
+        let clones = known.get(name).map(|known| known.pool.clones);
+        drop(known);
+        let Some((first, clones)) = entries.first().zip(clones) else {
+            return Err(refused(name, "no member of it is served here"));
+        };
+        let settings = VolumeSettings {
+            name: first.settings.name.clone(),
+            origin: image.to_owned(),
+            policy: Policy::Ephemeral,
+            read_only: false,
+            journal_dir: None,
+            format: match clones {
+                CloneKind::Ephemeral => first.settings.format,
+                CloneKind::Qcow2 => Format::Auto,
+            },
+            ..first.settings.clone()
+        };
+        let of_pool = |error: VolumeError| {
+            let text = error.to_string();
+            let start = format!("volume {}: ", settings.name);
+            let text = text.strip_prefix(&start).unwrap_or(&text);
+            VolumeError::Image(format!("pool {name}: {text}"))
+        };
+        let opened = open_settled(&settings, &self.ledgers, Joining::default());
+        let (files, _) = opened.map_err(of_pool)?;
+        let size = files.size_bytes();
+        files.close();
+        let larger = entries.iter().find(|it| it.size_bytes > size);
+        match larger {
+            None => Ok(()),
+            Some(member) => {
+                let (image, other) = (image.display(), &member.settings.name);
+                let why = format!(
+                    "{image} is a disk of {size} bytes, and that of {other} has {}; give it one as \
+                     large",
+                    member.size_bytes
+                );
+                Err(refused(name, &why))
+            }
+        }
+    }
+}
+
+/// An image that was written a moment ago may be written on. Its times say nothing before.
+fn wait_for_rest(name: &str, image: &Path) -> Result<(), VolumeError> {
+    let polls = REST_WAIT.as_millis() / REST_POLL.as_millis();
+    for _ in 0..polls {
+        let meta = std::fs::metadata(image);
+        let meta = meta.map_err(|error| {
+            let (image, cause) = (image.display(), crate::error::cause(&error));
+            VolumeError::Image(format!("pool {name}: {image}: {cause}"))
+        })?;
+        if !meta.is_file() || crate::target::is_settled(&meta) {
+            return Ok(());
+        }
+        thread::sleep(REST_POLL);
+    }
+    let why = format!(
+        "{} is being written; refresh when that is over",
+        image.display()
+    );
+    Err(refused(name, &why))
+}
+
+/// What is wrong with a member.
+fn trouble(state: &mut Member, moved: bool, asked: u64, now: u64) -> Option<String> {
+    let recent = |at: &u64| now.saturating_sub(*at) < ARRIVALS_WITHIN_MS;
+    state.arrivals.retain(recent);
+    if let Some((_, why)) = &state.stuck {
+        return Some(why.clone());
+    }
+    if !moved {
+        return None;
+    }
+    if let Some(why) = &state.ill {
+        return Some(why.clone());
+    }
+    if state.arrivals.len() >= ARRIVALS_MAX {
+        let times = state.arrivals.len();
+        return Some(format!("its guest came {times} times within ten minutes"));
+    }
+    let silent = state.came.filter(|(at, before)| {
+        let long = now.saturating_sub(*at) >= SILENCE_MS_MAX;
+        long && asked == *before
+    });
+    silent.map(|_| "its guest has asked for nothing for a minute".to_owned())
+}
