@@ -1,0 +1,1 @@
+//! A disk with ext4 or xfs.
