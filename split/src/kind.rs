@@ -50,8 +50,7 @@ impl Class {
 /// A path that gets a disk of its class, with all below it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
-    /// From the root of the file system, with `/` in front and between names. A byte that is no
-    /// visible ASCII letter, and a backslash, is written as `\ooo`, as in fstab.
+    /// From the root of the file system, with `/` in front and between names.
     pub path: String,
     pub class: Class,
     /// Paths below it that stay on the system disk, in the same form.

@@ -25,7 +25,7 @@ pub enum Failure {
 /// Runs a program to its end, and returns what it printed.
 pub fn run(package: &'static str, command: &mut Command) -> Result<Output, Failure> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = match command.output() {
+    let output = match crate::sys::ends_with_us(command).output() {
         Ok(output) => output,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Err(Failure::Missing { program, package });

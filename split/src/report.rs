@@ -1,0 +1,469 @@
+//! What a person and a script read of a split: the plan, what may be lost, the lines for the
+//! configuration.
+//!
+//! Always true: the same layout gives the same words; text that came from an image is shown in one
+//! line. Deliberately absent: where it is printed.
+
+use crate::kind::{AtRisk, Class, Layout, Volume};
+use crate::rules::Rules;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// So many paths and files are told one by one.
+const TOLD_MAX: usize = 40;
+/// Longer names are no help to anybody.
+const NAME_LETTERS_MAX: usize = 40;
+
+/// What is about to be done, or was.
+pub struct Report<'a> {
+    pub image: &'a Path,
+    pub output: &'a Path,
+    pub partition: u32,
+    pub file_system: &'a str,
+    pub layout: &'a Layout,
+    pub rules: &'a Rules,
+    pub copy: bool,
+}
+
+/// One disk of the guest, as the configuration names it.
+pub struct Line {
+    pub name: String,
+    pub origin: PathBuf,
+    pub format: &'static str,
+    pub policy: &'static str,
+    pub destage_after: Option<String>,
+    pub group: Option<String>,
+}
+
+pub fn volume_file(volume: &Volume) -> String {
+    format!("{}.raw", volume.class.name())
+}
+
+pub const SYSTEM_FILE: &str = "system.qcow2";
+
+impl Report<'_> {
+    /// The disks, that of the system first.
+    pub fn lines(&self) -> Vec<Line> {
+        let name = self.guest_name();
+        let group = |class| (class == Class::WriteBack).then(|| name.clone());
+        let age = |class, age: &str| (class == Class::WriteBack).then(|| age.to_owned());
+        let mut lines = vec![Line {
+            name: format!("{name}-system"),
+            origin: self.output.join(SYSTEM_FILE),
+            format: "qcow2",
+            policy: self.rules.system.name(),
+            destage_after: age(self.rules.system, &self.rules.system_destage_after),
+            group: group(self.rules.system),
+        }];
+        for volume in &self.layout.volumes {
+            let class = volume.class;
+            let disk = self.rules.disk(class);
+            let (policy, destage_after) = match class {
+                Class::WriteThrough => ("write-through", None),
+                Class::WriteBack => ("write-back", Some(disk.destage_after)),
+                Class::Never if disk.ephemeral => ("ephemeral", None),
+                Class::Never => ("write-back", Some("never".to_owned())),
+            };
+            lines.push(Line {
+                name: format!("{name}-{}", class.name()),
+                origin: self.output.join(volume_file(volume)),
+                format: "raw",
+                policy,
+                destage_after,
+                group: group(class),
+            });
+        }
+        lines
+    }
+
+    /// The name of the image, as far as a volume can have it.
+    fn guest_name(&self) -> String {
+        let stem = self.image.file_stem().unwrap_or_default().to_string_lossy();
+        let fits = |it: char| it.is_ascii_alphanumeric() || it == '-' || it == '_';
+        let name: String = stem
+            .chars()
+            .map(|it| if fits(it) { it } else { '-' })
+            .take(NAME_LETTERS_MAX)
+            .collect();
+        let name = name.trim_matches(['-', '_']);
+        if name.is_empty() {
+            "guest".to_owned()
+        } else {
+            name.to_owned()
+        }
+    }
+
+    /// The `[[volume]]` lines.
+    pub fn volumes_toml(&self) -> String {
+        let image = in_line(&self.image.display().to_string());
+        let mut text = format!(
+            "# The disks of one guest, which needs all of them, in this order.\n\
+             # Made by `tenuto image split` from {image}.\n"
+        );
+        if !self.copy {
+            text += "# The first one stands on that image, which has to stay there, unchanged.\n";
+            if self.image.parent() != Some(self.output) {
+                let directories: Vec<Value> =
+                    [self.output, self.image.parent().unwrap_or(self.output)]
+                        .iter()
+                        .map(|it| json!(it.display().to_string()))
+                        .collect();
+                text += &format!(
+                    "# Where [images] has `allow`, it has to name both places: {}\n",
+                    json!(directories)
+                );
+            }
+        }
+        for line in self.lines() {
+            let quoted = |it: &str| toml::Value::String(it.to_owned()).to_string();
+            text += &format!(
+                "\n[[volume]]\nname = {}\norigin = {}\nformat = \"{}\"\npolicy = \"{}\"\n",
+                quoted(&line.name),
+                quoted(&line.origin.display().to_string()),
+                line.format,
+                line.policy
+            );
+            if let Some(age) = &line.destage_after {
+                text += &format!("destage-after = {}\n", quoted(age));
+            }
+            if let Some(group) = &line.group {
+                text += &format!("group = {}\n", quoted(group));
+            }
+        }
+        text
+    }
+
+    /// Bytes and files by class, and by path.
+    pub fn plan_text(&self) -> String {
+        let listing = &self.layout.listing;
+        let mut rows = vec![[
+            "CLASS".to_owned(),
+            "FILES".to_owned(),
+            "DATA".to_owned(),
+            "DISK".to_owned(),
+            "PATH".to_owned(),
+        ]];
+        rows.push([
+            format!("system, {}", self.rules.system.name()),
+            listing.system_files.to_string(),
+            human(listing.system_bytes),
+            SYSTEM_FILE.to_owned(),
+            "all else".to_owned(),
+        ]);
+        for volume in &self.layout.volumes {
+            let class = volume.class;
+            for moved in self.layout.moved_to(class) {
+                rows.push([
+                    class.name().to_owned(),
+                    moved.files.to_string(),
+                    human(moved.bytes),
+                    volume_file(volume),
+                    in_line(&moved.path),
+                ]);
+            }
+            if let Some(swap) = &volume.swap {
+                let size = human(swap.bytes);
+                let name = class.name().to_owned();
+                rows.push([
+                    name,
+                    "-".to_owned(),
+                    size,
+                    volume_file(volume),
+                    "swap".to_owned(),
+                ]);
+            }
+        }
+        let shown = rows.len().min(TOLD_MAX + 2);
+        let mut text = table(&rows[..shown]);
+        if shown < rows.len() {
+            text += &format!("… {} more paths; --json has all\n", rows.len() - shown);
+        }
+        text += &listed("note", &listing.warnings);
+        text += &listed("refused", &listing.refusals);
+        text
+    }
+
+    /// What a crash takes, in words of the operator.
+    pub fn loss_text(&self) -> String {
+        let mut text = String::from("What is lost if this host and its SSD are lost:\n");
+        if self.rules.system == Class::WriteBack {
+            let age = &self.rules.system_destage_after;
+            text += &format!("  system disk: {}\n", up_to(age));
+        }
+        for class in [Class::WriteBack, Class::Never] {
+            let disk = self.rules.disk(class);
+            let what = match class {
+                Class::Never if disk.ephemeral => {
+                    "all that was written since the last reset; a reset loses it too".to_owned()
+                }
+                Class::Never => "all that was written since the split".to_owned(),
+                Class::WriteBack | Class::WriteThrough => up_to(&disk.destage_after),
+            };
+            let paths: Vec<String> = self
+                .layout
+                .moved_to(class)
+                .map(|it| in_line(&it.path))
+                .collect();
+            if !paths.is_empty() {
+                text += &format!("  {}: {what}\n", class.name());
+                text += &format!("    in {}\n", shortened(&paths));
+            }
+        }
+        text += "Each disk is then a state of its own past; what one disk has may name what another \
+                 one lost.\n";
+        text += &risk_text(&self.layout.listing.at_risk);
+        if self.rules.moves.iter().any(|it| it.path.has_wildcard()) {
+            text += "Directories that a * stands for and that are made later stay on the system \
+                     disk.\n";
+        }
+        text
+    }
+
+    pub fn json(&self, state: &str) -> Value {
+        let listing = &self.layout.listing;
+        let volumes = self.lines().into_iter().map(|it| {
+            json!({
+                "name": it.name,
+                "origin": it.origin.display().to_string(),
+                "format": it.format,
+                "policy": it.policy,
+                "destage_after": it.destage_after,
+                "group": it.group,
+            })
+        });
+        let classes = self.layout.volumes.iter().map(|volume| {
+            let moved = || self.layout.moved_to(volume.class);
+            json!({
+                "class": volume.class.name(),
+                "files": moved().map(|it| it.files).sum::<u64>(),
+                "bytes": moved().map(|it| it.bytes).sum::<u64>(),
+                "disk": self.output.join(volume_file(volume)).display().to_string(),
+                "file_system_bytes": volume.bytes,
+                "swap_bytes": volume.swap.as_ref().map(|it| it.bytes),
+            })
+        });
+        json!({
+            "image": self.image.display().to_string(),
+            "output": self.output.display().to_string(),
+            "state": state,
+            "partition": self.partition,
+            "file_system": self.file_system,
+            "system": { "files": listing.system_files, "bytes": listing.system_bytes },
+            "classes": classes.collect::<Vec<Value>>(),
+            "moved": listing.moved,
+            "page_files": listing.page_files,
+            "at_risk": listing.at_risk,
+            "warnings": listing.warnings,
+            "refusals": listing.refusals,
+            "volumes": volumes.collect::<Vec<Value>>(),
+        })
+    }
+}
+
+fn up_to(age: &str) -> String {
+    match age {
+        "never" => "all that was written since the split".to_owned(),
+        age => format!("up to {age} of changes, and more while the storage is slow"),
+    }
+}
+
+fn risk_text(at_risk: &[AtRisk]) -> String {
+    if at_risk.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from("Among it is what users would miss:\n");
+    for it in at_risk.iter().take(TOLD_MAX) {
+        let (class, size) = (it.class.name(), human(it.bytes));
+        text += &format!("  {class}  {size}  {}\n", in_line(&it.path));
+    }
+    if at_risk.len() > TOLD_MAX {
+        text += &format!("  … {} more; --json has all\n", at_risk.len() - TOLD_MAX);
+    }
+    text + "A [[keep]] in a file of rules leaves a path on the system disk.\n"
+}
+
+fn listed(name: &str, lines: &[String]) -> String {
+    let shown = lines.iter().take(TOLD_MAX);
+    let mut text: String = shown
+        .map(|it| format!("{name}: {}\n", in_line(it)))
+        .collect();
+    if lines.len() > TOLD_MAX {
+        text += &format!("{name}: {} more; --json has all\n", lines.len() - TOLD_MAX);
+    }
+    text
+}
+
+fn shortened(paths: &[String]) -> String {
+    match paths.len() {
+        0..=TOLD_MAX => paths.join(", "),
+        count => format!(
+            "{}, and {} more",
+            paths[..TOLD_MAX].join(", "),
+            count - TOLD_MAX
+        ),
+    }
+}
+
+/// A name of the image as one line, without what a terminal would obey.
+fn in_line(text: &str) -> String {
+    text.chars()
+        .map(|it| if it.is_control() { '?' } else { it })
+        .collect()
+}
+
+fn human(bytes: u64) -> String {
+    const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    let unit = UNITS.iter().find(|(of, _)| bytes >= *of);
+    match unit {
+        None => format!("{bytes} B"),
+        Some((of, name)) => {
+            let tenths = u128::from(bytes) * 10 / u128::from(*of);
+            format!("{}.{} {name}", tenths / 10, tenths % 10)
+        }
+    }
+}
+
+/// Columns as wide as their widest cell; numbers to the right.
+fn table(rows: &[[String; 5]]) -> String {
+    let width = |at: usize| {
+        rows.iter()
+            .map(|it| it[at].chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..5).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let line = format!(
+            "{:<a$}  {:>b$}  {:>c$}  {:<d$}  {}",
+            row[0],
+            row[1],
+            row[2],
+            row[3],
+            row[4],
+            a = widths[0],
+            b = widths[1],
+            c = widths[2],
+            d = widths[3]
+        );
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kind::{Listing, Moved};
+
+    fn layout() -> Layout {
+        let moved = |path: &str, class| Moved {
+            path: path.to_owned(),
+            class,
+            kept: Vec::new(),
+            nested: Vec::new(),
+            files: 3,
+            bytes: 5 << 20,
+            symlink: false,
+        };
+        let volume = |class| Volume {
+            class,
+            partition_uuid: String::new(),
+            file_system_uuid: String::new(),
+            start_bytes: 1 << 20,
+            bytes: 1 << 30,
+            swap: None,
+        };
+        Layout {
+            listing: Listing {
+                moved: vec![
+                    moved("/opt\x1b[31m", Class::WriteBack),
+                    moved("/tmp", Class::Never),
+                ],
+                system_files: 7,
+                system_bytes: 1536,
+                at_risk: vec![AtRisk {
+                    path: "/home/a/.config".to_owned(),
+                    class: Class::WriteBack,
+                    bytes: 12,
+                }],
+                warnings: vec!["be careful".to_owned()],
+                ..Listing::default()
+            },
+            volumes: vec![volume(Class::WriteBack), volume(Class::Never)],
+            letter: None,
+        }
+    }
+
+    fn with<T>(rules: &str, image: &str, work: impl FnOnce(&Report) -> T) -> T {
+        let (layout, rules) = (layout(), Rules::parse(rules, "r").unwrap());
+        work(&Report {
+            image: Path::new(image),
+            output: Path::new("/out"),
+            partition: 1,
+            file_system: "ext4",
+            layout: &layout,
+            rules: &rules,
+            copy: false,
+        })
+    }
+
+    #[test]
+    fn the_lines_have_a_group_for_what_is_written_back_and_no_destage_of_what_may_be_lost() {
+        let text = with("base = \"linux\"", "/srv/desk 1.qcow2", |it| {
+            it.volumes_toml()
+        });
+        assert_eq!(
+            text,
+            "# The disks of one guest, which needs all of them, in this order.\n\
+             # Made by `tenuto image split` from /srv/desk 1.qcow2.\n\
+             # The first one stands on that image, which has to stay there, unchanged.\n\
+             # Where [images] has `allow`, it has to name both places: [\"/out\",\"/srv\"]\n\n\
+             [[volume]]\nname = \"desk-1-system\"\norigin = \"/out/system.qcow2\"\n\
+             format = \"qcow2\"\npolicy = \"write-through\"\n\n\
+             [[volume]]\nname = \"desk-1-write-back\"\norigin = \"/out/write-back.raw\"\n\
+             format = \"raw\"\npolicy = \"write-back\"\ndestage-after = \"1h\"\n\
+             group = \"desk-1\"\n\n\
+             [[volume]]\nname = \"desk-1-never\"\norigin = \"/out/never.raw\"\n\
+             format = \"raw\"\npolicy = \"write-back\"\ndestage-after = \"never\"\n"
+        );
+        let rules = "base = \"windows-capo\"\n[class.never]\npolicy = \"ephemeral\"\n";
+        let text = with(rules, "/out/...", |it| it.volumes_toml());
+        assert!(text.contains("name = \"guest-system\""), "{text}");
+        assert!(
+            text.contains("policy = \"write-back\"\ndestage-after = \"1h\"\ngroup = \"guest\"")
+        );
+        assert!(text.contains("policy = \"ephemeral\"\n"), "{text}");
+        assert!(!text.contains("allow"), "{text}");
+    }
+
+    #[test]
+    fn a_plan_shows_files_and_bytes_by_class_and_what_a_crash_takes() {
+        let (plan, loss) = with("base = \"linux\"", "/srv/a", |it| {
+            (it.plan_text(), it.loss_text())
+        });
+        assert_eq!(
+            plan,
+            "CLASS                  FILES     DATA  DISK            PATH\n\
+             system, write-through      7  1.5 KiB  system.qcow2    all else\n\
+             write-back                 3  5.0 MiB  write-back.raw  /opt?[31m\n\
+             never                      3  5.0 MiB  never.raw       /tmp\n\
+             note: be careful\n"
+        );
+        assert_eq!(
+            loss,
+            "What is lost if this host and its SSD are lost:\n\
+             \x20 write-back: up to 1h of changes, and more while the storage is slow\n\
+             \x20   in /opt?[31m\n\
+             \x20 never: all that was written since the split\n\
+             \x20   in /tmp\n\
+             Each disk is then a state of its own past; what one disk has may name what another one \
+             lost.\n\
+             Among it is what users would miss:\n\
+             \x20 write-back  12 B  /home/a/.config\n\
+             A [[keep]] in a file of rules leaves a path on the system disk.\n\
+             Directories that a * stands for and that are made later stay on the system disk.\n"
+        );
+    }
+}
