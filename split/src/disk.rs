@@ -298,10 +298,12 @@ impl Disk {
             .stderr
             .take()
             .map(|mut it| it.read_to_string(&mut said));
-        let line = said.lines().rfind(|it| !it.trim().is_empty());
+        let line = said.lines().find(|it| !it.trim().is_empty());
         let (Some(Ok(_)), Some(line)) = (read, line) else {
             return error;
         };
+        // Its options stand before the reason.
+        let line = line.rsplit_once("}: ").map_or(line, |(_, why)| why);
         let line = line.trim_start_matches("qemu-storage-daemon: ");
         let shown = image.path.display();
         match line.contains("lock") {

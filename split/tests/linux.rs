@@ -311,3 +311,394 @@ fn a_copied_system_disk_does_not_need_the_image() {
         stays_the_same(&Scene::new("ext4", "dos", "").into_qcow2(), true);
     }
 }
+
+/// What a child of a kill test is told: kill yourself when this state's work is done, or say each
+/// state and go on.
+struct Killed {
+    when: Option<String>,
+}
+
+impl Watch for Killed {
+    fn worked(&mut self, state: State) -> Result<()> {
+        if self.when.as_deref() == Some(state.name()) {
+            // Nothing is cleaned up: no destructor runs.
+            std::process::abort();
+        }
+        Ok(())
+    }
+
+    fn reached(&mut self, state: State) -> Result<()> {
+        println!("reached {}", state.name());
+        Ok(())
+    }
+}
+
+/// No test of its own: the process that the kill test starts and kills.
+#[test]
+fn a_child_of_the_kill_test() {
+    let Some(task) = std::env::var_os(CHILD) else {
+        return;
+    };
+    let task = task.into_string().unwrap();
+    let [image, output, when] = task.split('\n').collect::<Vec<_>>()[..] else {
+        panic!("{task:?}");
+    };
+    let request = Request {
+        image: image.into(),
+        rules: Rules::load("linux").unwrap(),
+        output: output.into(),
+        trusted: true,
+        copy: false,
+    };
+    let when = (!when.is_empty()).then(|| when.to_owned());
+    let mut split = Split::look(&request).unwrap();
+    split.run(&mut Killed { when }).unwrap();
+}
+
+/// Starts a split in a process of its own.
+fn child(scene: &Scene, output: &str, when: &str) -> std::process::Child {
+    let output = scene.output(output);
+    let task = format!("{}\n{}\n{when}", text(&scene.image), text(&output));
+    Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "a_child_of_the_kill_test",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env(CHILD, task)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// All of a result that must not depend on kills: what the guest sees, its table, the lines.
+fn result(scene: &Scene, output: &str) -> String {
+    let view = scene.view(output, &[]);
+    let lines = std::fs::read_to_string(scene.output(output).join("volumes.toml")).unwrap();
+    let table = before(&view, "== allocated").to_owned();
+    table + &lines.replace(text(&scene.output(output)), "OUT")
+}
+
+/// Fails when: a state is remembered before its work is done, or a step does not begin again from
+/// what the state before it left.
+#[test]
+fn a_split_that_is_killed_in_each_state_and_run_again_ends_the_same() {
+    let test = "a_split_that_is_killed_in_each_state_and_run_again_ends_the_same";
+    if !can(test) {
+        return;
+    }
+    let scene = Scene::new("ext4", "gpt", "");
+    let sum = scene.sum();
+    split(&scene.request("whole"));
+    let expected = result(&scene, "whole");
+
+    // Killed when the work of each state is done and not remembered, one after the other.
+    for state in ["copied", "verified", "emptied", "linked", "checked", "done"] {
+        let status = child(&scene, "worked", state).wait().unwrap();
+        assert!(!status.success(), "{state}");
+    }
+    split(&scene.request("worked"));
+    assert_eq!(result(&scene, "worked"), expected);
+
+    // Killed in the middle of what follows each state.
+    for state in [
+        "planned", "copied", "verified", "emptied", "linked", "checked",
+    ] {
+        let mut child = child(&scene, "middle", "");
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let line = format!("reached {state}");
+        let said = lines.map(|it| it.unwrap()).find(|it| it.ends_with(&line));
+        let came = said.is_some();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // The state was reached by an earlier child, where that one was faster than its end.
+        let state = std::fs::read_to_string(scene.output("middle").join("split.json")).unwrap();
+        assert!(came || state.contains("\"state\""), "{line}");
+    }
+    split(&scene.request("middle"));
+    assert_eq!(result(&scene, "middle"), expected);
+    assert_eq!(scene.sum(), sum);
+}
+
+/// Fails when: a run goes on with another image, other rules, or in a directory of another.
+#[test]
+fn a_run_in_the_directory_of_another_is_refused() {
+    if !can("a_run_in_the_directory_of_another_is_refused") {
+        return;
+    }
+    let scene = Scene::new("ext4", "gpt", "");
+    let mut split = Split::look(&scene.request("out")).unwrap();
+    let stopped = split.run(&mut StopAt(State::Planned)).unwrap_err();
+    assert_eq!(stopped.message, "stopped");
+    let right = "; give another directory, or remove this one";
+    let mut other = scene.request("out");
+    other.rules.moves.pop();
+    let message = format!("DIR/out/split.json: this split was begun with other rules{right}");
+    assert_eq!(scene.refused(&other), (Kind::Usage, message));
+    let mut other = scene.request("out");
+    other.image = scene.dir.path().join("other.img");
+    std::fs::copy(&scene.image, &other.image).unwrap();
+    let message = format!("DIR/out/split.json: this split was begun from IMAGE{right}");
+    assert_eq!(scene.refused(&other), (Kind::Usage, message));
+    std::fs::File::options()
+        .write(true)
+        .open(&scene.image)
+        .unwrap()
+        .set_modified(std::time::SystemTime::UNIX_EPOCH)
+        .unwrap();
+    let message = format!(
+        "DIR/out/split.json: this split was begun from IMAGE as it was before it was changed{right}"
+    );
+    assert_eq!(scene.refused(&scene.request("out")), (Kind::Usage, message));
+    std::fs::create_dir(scene.output("full")).unwrap();
+    std::fs::write(scene.output("full").join("notes"), "").unwrap();
+    let message =
+        "DIR/full: is not empty, and no split was begun there; give a new directory".to_owned();
+    assert_eq!(
+        scene.refused(&scene.request("full")),
+        (Kind::Usage, message)
+    );
+}
+
+/// Stops with an error when a state is reached.
+struct StopAt(State);
+
+impl Watch for StopAt {
+    fn reached(&mut self, state: State) -> Result<()> {
+        match state == self.0 {
+            true => Err(Error::failed("stopped")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Fails when: an image is split that would lose something, or a message does not say what to do.
+#[test]
+fn what_cannot_be_split_without_a_loss_is_refused() {
+    if !can("what_cannot_be_split_without_a_loss_is_refused") {
+        return;
+    }
+    let more = "ln usr/bin/program var/tmp/program\n\
+                chattr +i var/tmp\n\
+                chattr -p 7 opt/app 2>/dev/null || true\n\
+                echo 'tmpfs /var/log/journal tmpfs defaults 0 0' >>etc/fstab\n\
+                sed -i 's/ext4 defaults/ext4 defaults,usrquota/' etc/fstab";
+    let scene = Scene::new("ext4", "gpt", more);
+    let split = Split::look(&scene.request("out")).unwrap();
+    assert_eq!(
+        split.refusals(),
+        [
+            "/var/log: /var/log/journal below it is a file system of its own; keep /var/log, or \
+             move paths beside /var/log/journal",
+            "/opt/app/data (write-back) and /var/log/third (stays) are one file with two names, \
+             which two disks cannot have; move both or keep both",
+            "/usr/bin/program (stays) and /var/tmp/program (never) are one file with two names, \
+             which two disks cannot have; move both or keep both",
+            "/var/tmp: is immutable; take the flag away with `chattr -i` in the guest",
+            "the root has quotas, which do not count on other disks; take them away in the guest",
+        ]
+    );
+    let (kind, message) = scene.refused(&scene.request("out"));
+    assert_eq!(kind, Kind::Refused);
+    assert!(
+        message.starts_with("image IMAGE: /var/log: /var/log/journal below it is"),
+        "{message}"
+    );
+    assert!(!scene.output("out").exists(), "nothing was made");
+    let untrusted = Request {
+        trusted: false,
+        ..scene.request("out")
+    };
+    let message = "image IMAGE: partition 1: has ext4, which the kernel of this host would read, \
+                   and a hostile one could take this host over; add --trust-image if you know \
+                   where it comes from";
+    assert_eq!(scene.refused(&untrusted), (Kind::Usage, message.to_owned()));
+    let windows = Request {
+        rules: Rules::load("windows-safe").unwrap(),
+        ..scene.request("out")
+    };
+    let message = "image IMAGE: the rules are for Windows, and partition 1 has ext4, partition 2 \
+                   has swap; give --rules linux";
+    assert_eq!(scene.refused(&windows), (Kind::Usage, message.to_owned()));
+    let usr = Request {
+        rules: Rules::parse("[[move]]\npath = \"/usr\"\nclass = \"never\"\n", "r").unwrap(),
+        ..scene.request("out")
+    };
+    let message = "image IMAGE: partition 1: /usr: cannot have a disk of its own in this version: \
+                   the guest needs it before it mounts what its fstab names; take the line out, or \
+                   name a path below it";
+    assert_eq!(
+        scene.refused(&usr),
+        (Kind::NotInThisVersion, message.to_owned())
+    );
+    let nothing = Request {
+        rules: Rules::parse("[[move]]\npath = \"/gone\"\nclass = \"never\"\n", "r").unwrap(),
+        ..scene.request("out")
+    };
+    let message = "image IMAGE: has nothing that the rules move; leave it as it is, or give rules \
+                   that name its paths";
+    assert_eq!(scene.refused(&nothing), (Kind::Refused, message.to_owned()));
+}
+
+/// Fails when: a file system is read whose last writes are in its journal, or memory of a machine
+/// that sleeps.
+#[test]
+fn a_guest_that_was_not_shut_down_is_refused() {
+    if !can("a_guest_that_was_not_shut_down_is_refused") {
+        return;
+    }
+    for kind in ["ext4", "xfs"] {
+        // The mount is cut off with its journal full.
+        let more = "sync -f .; echo late >var/late; sync var/late; xfs_io -x -c 'shutdown -f' .";
+        let scene = Scene::new(kind, "gpt", more);
+        let message = format!(
+            "image IMAGE: partition 1: its {kind} was not unmounted and needs its journal; shut \
+             the guest down cleanly first"
+        );
+        assert_eq!(
+            scene.refused(&scene.request("out")),
+            (Kind::Refused, message)
+        );
+    }
+    let scene = Scene::new("ext4", "gpt", "");
+    let image = std::fs::File::options()
+        .write(true)
+        .open(&scene.image)
+        .unwrap();
+    let mark_at = 720_896 * 512 + 4096 - 10;
+    std::os::unix::fs::FileExt::write_all_at(&image, b"S1SUSPEND\0", mark_at).unwrap();
+    let message = "image IMAGE: partition 2 holds a machine that sleeps; start the guest and shut it \
+                   down";
+    assert_eq!(
+        scene.refused(&scene.request("out")),
+        (Kind::Refused, message.to_owned())
+    );
+}
+
+/// Fails when: the image of a running guest, or one that was split, is read.
+#[test]
+fn an_image_in_use_or_split_before_is_refused() {
+    if !can("an_image_in_use_or_split_before_is_refused") {
+        return;
+    }
+    let scene = Scene::new("ext4", "none", "").into_qcow2();
+    let mut writer = writer(&scene);
+    let (kind, message) = scene.refused(&scene.request("out"));
+    drop(writer.stdin.take());
+    writer.kill().unwrap();
+    writer.wait().unwrap();
+    assert_eq!(kind, Kind::Refused);
+    assert!(
+        message.starts_with("image IMAGE: another program writes it ("),
+        "{message}"
+    );
+    assert!(
+        message.ends_with("); shut the guest down first"),
+        "{message}"
+    );
+
+    let mut begun = Split::look(&scene.request("out")).unwrap();
+    begun.run(&mut StopAt(State::Emptied)).unwrap_err();
+    let lock = std::fs::File::open(scene.output("out")).unwrap();
+    lock.lock().unwrap();
+    let message = "DIR/out: another split works there; wait for its end".to_owned();
+    assert_eq!(
+        scene.refused(&scene.request("out")),
+        (Kind::Failed, message)
+    );
+    drop(lock);
+    split(&scene.request("out"));
+    let again = Request {
+        image: scene.output("out").join("system.qcow2"),
+        ..scene.request("again")
+    };
+    let message = "image DIR/out/system.qcow2: the disk: has /.tenuto already: it was split before; \
+                   give the image that it came from";
+    assert_eq!(scene.refused(&again), (Kind::Refused, message.to_owned()));
+}
+
+/// A program that has the image open for writing, until it is killed.
+fn writer(scene: &Scene) -> std::process::Child {
+    let file = format!("driver=file,node-name=f,filename={}", text(&scene.image));
+    let socket = format!(
+        "addr.type=unix,addr.path={}",
+        text(&scene.dir.path().join("nbd"))
+    );
+    let mut writer = Command::new("qemu-storage-daemon")
+        .args([
+            "--blockdev",
+            &file,
+            "--blockdev",
+            "driver=qcow2,node-name=d,file=f",
+        ])
+        .args([
+            "--nbd-server",
+            &socket,
+            "--export",
+            "type=nbd,id=e,node-name=d,writable=on",
+        ])
+        .args(["--chardev", "stdio,id=m", "--monitor", "chardev=m"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The greeting comes when all is open.
+    let mut greeting = String::new();
+    let mut output = BufReader::new(writer.stdout.take().unwrap());
+    output.read_line(&mut greeting).unwrap();
+    assert!(greeting.contains("QMP"), "{greeting}");
+    writer
+}
+
+/// Fails when: many mounts are made where links would do, the rules of a file are not followed, or
+/// what is nested in another class is lost.
+#[test]
+fn rules_of_a_file_nested_paths_and_links_give_the_same_view() {
+    if !can("rules_of_a_file_nested_paths_and_links_give_the_same_view") {
+        return;
+    }
+    let more = "for number in $(seq 40); do\n\
+                    mkdir -p home/u$number/.cache\n\
+                    echo $number >home/u$number/.cache/file\n\
+                done\n\
+                mkdir -p srv/data/index; echo a >srv/data/a; echo b >srv/data/index/b";
+    let scene = Scene::new("ext4", "gpt", more);
+    let text = "base = \"linux\"\n[class.never]\nsize = \"512MiB\"\n\
+                [[move]]\npath = \"/srv/data\"\nclass = \"write-through\"\n\
+                [[move]]\npath = \"/srv/data/index\"\nclass = \"never\"\n\
+                [[keep]]\npath = \"/var/tmp\"\n[[keep]]\npath = \"/opt/app/second\"\n\
+                [[keep]]\npath = \"/opt\"\n[[keep]]\npath = \"/var/log\"\n";
+    let request = Request {
+        rules: Rules::parse(text, "r").unwrap(),
+        ..scene.request("out")
+    };
+    split(&request);
+    let exclude = "--exclude=/home/*/.cache";
+    let view = scene.view(
+        "out",
+        &[("EXCLUDE", exclude), ("DIFF_EXCLUDE", "--exclude=.cache")],
+    );
+    let left = before(&view, "== fstab");
+    assert!(
+        left.contains("opt/app/data\n") && left.contains("var/log/third\n"),
+        "{left}"
+    );
+    let table = before(&view, "== allocated");
+    for line in [
+        "LABEL=tenuto-wt /.tenuto/write-through ext4 noatime,x-systemd.device-timeout=10s 0 2\n",
+        "/.tenuto/never/srv/data/index /srv/data/index none \
+         bind,nofail,x-systemd.requires-mounts-for=/.tenuto/never 0 0\n",
+    ] {
+        assert!(table.contains(line), "{line}{table}");
+    }
+    assert!(
+        !table.contains(".cache /home") && !table.contains("/var/tmp"),
+        "{table}"
+    );
+    assert!(
+        view.contains("never.raw") && view.contains(" MiB of 530\n"),
+        "{view}"
+    );
+}

@@ -226,6 +226,14 @@ const STORAGE: &[Verb] = &[
         "image map",
         &["image map disk.qcow2", "image map disk.qcow2 --json"],
     ),
+    (
+        "image split",
+        &[
+            "image split desk.qcow2 --rules linux -o /srv/desk --trust-image --plan",
+            "image split desk.qcow2 --rules linux -o /srv/desk --trust-image",
+            "image split desk.qcow2 --rules rules.toml -o /srv/desk --trust-image --yes --json",
+        ],
+    ),
 ];
 
 const CLUSTER: &[Verb] = &[

@@ -1,9 +1,9 @@
-//! `tenuto image info|check|map FILE`.
+//! `tenuto image info|check|map FILE`, and the way to `split`.
 //!
 //! Always true: the files are only read, under QEMU's image locks, so that none changes meanwhile;
 //! no daemon is asked. A file that breaks its format ends a command with code 5.
 
-use super::{Context, offline, output};
+use super::{Context, offline, output, split};
 use crate::config::units::human_bytes;
 use crate::error::{Error, Kind, Result};
 use crate::fault::{self, Fault};
@@ -34,6 +34,8 @@ pub enum Command {
     Check(File),
     /// Show which file of a chain holds what
     Map(File),
+    /// Make new disks of a guest's disk, one for each class of durability
+    Split(split::Split),
 }
 
 #[derive(Debug, Args)]
@@ -47,6 +49,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Info(file) => info(context, &file.file),
         Command::Check(file) => check(context, &file.file),
         Command::Map(file) => map(context, &file.file),
+        Command::Split(command) => split::run(context, &command),
     }
 }
 

@@ -38,6 +38,7 @@ mod reply;
 mod scrub;
 mod serve;
 mod signals;
+mod split;
 mod status;
 mod supervisor;
 mod surrogate;
@@ -121,7 +122,7 @@ pub enum Command {
     /// Inspect the ledger and journal beside an image, finish a pending journal
     #[command(subcommand)]
     Origin(origin::Command),
-    /// Look at a qcow2 or raw image: what it is, whether it is right, what is where
+    /// Look at a qcow2 or raw image, and split it by how durable its data must be
     #[command(subcommand)]
     Image(image::Command),
     /// Make, join, check and leave a cluster of hosts

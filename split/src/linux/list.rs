@@ -214,7 +214,9 @@ impl Walk<'_> {
 
     fn end(mut self) -> Listing {
         let mut across = Told::default();
-        for names in self.linked.values() {
+        for names in self.linked.values_mut() {
+            // In one order, whatever that of the directories is.
+            names.sort();
             let class = |owner: Option<usize>| owner.map(|at| self.listing.moved[at].class);
             let Some(((first, of), rest)) = names.split_first() else {
                 continue;
@@ -223,10 +225,8 @@ impl Walk<'_> {
                 continue;
             };
             let side = |owner: &Option<usize>| class(*owner).map_or("stays", Class::name);
-            // In one order, whatever the directories' order is.
-            let mut both = [(shown(first), side(of)), (shown(second), side(other))];
-            both.sort();
-            let [(first, of), (second, other)] = both;
+            let (first, second) = (shown(first), shown(second));
+            let (of, other) = (side(of), side(other));
             across.add(format!(
                 "{first} ({of}) and {second} ({other}) are one file with two names, which two \
                  disks cannot have; move both or keep both"
