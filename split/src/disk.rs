@@ -237,8 +237,9 @@ impl Disk {
         } else {
             "file"
         };
+        let path = in_words(&image.path)?;
         let file = json!({
-            "driver": driver, "node-name": "file", "filename": in_words(&image.path)?, "read-only": !writable,
+            "driver": driver, "node-name": "file", "filename": path, "read-only": !writable,
         });
         let disk = json!({
             "driver": image.format, "node-name": "disk", "file": "file", "read-only": !writable,

@@ -57,12 +57,6 @@ impl Error {
     }
 }
 
-impl From<crate::programs::Failure> for Error {
-    fn from(failure: crate::programs::Failure) -> Error {
-        Error::failed(failure.to_string())
-    }
-}
-
 /// The reason without Rust's "(os error N)", in lower case.
 pub fn cause(error: &dyn fmt::Display) -> String {
     let text = error.to_string();

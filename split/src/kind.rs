@@ -5,47 +5,11 @@
 //! may be repeated after a kill, and what it changes is then the same. Deliberately absent: disks
 //! and partition tables, the order of the calls, and the files in which they are remembered.
 
+pub use crate::class::Class;
 use crate::error::Result;
 use crate::rules::Rules;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-
-/// How durable data must be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Class {
-    /// On the shared storage before it is acknowledged.
-    WriteThrough,
-    /// On the shared storage within minutes or hours, in order.
-    WriteBack,
-    /// On the host's SSD only.
-    Never,
-}
-
-impl Class {
-    pub const ALL: [Class; 3] = [Class::WriteThrough, Class::WriteBack, Class::Never];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Class::WriteThrough => "write-through",
-            Class::WriteBack => "write-back",
-            Class::Never => "never",
-        }
-    }
-
-    pub fn from_name(name: &str) -> Option<Class> {
-        Class::ALL.into_iter().find(|it| it.name() == name)
-    }
-
-    /// The label of a file system of the class; xfs takes twelve letters.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Class::WriteThrough => "tenuto-wt",
-            Class::WriteBack => "tenuto-wb",
-            Class::Never => "tenuto-never",
-        }
-    }
-}
 
 /// A path that gets a disk of its class, with all below it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,6 +3,10 @@
 //! Deliberately absent: the daemon, which serves the disks, and what an image's format is, which
 //! the programs of QEMU know.
 
+// Tests may unwrap.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod class;
 mod disk;
 pub mod error;
 pub mod kind;
@@ -16,7 +20,7 @@ mod run;
 mod state;
 mod sys;
 
-pub use error::{Error, Kind, Result};
-pub use rules::Rules;
-pub use run::{Request, Split, VOLUMES_FILE, Watch};
-pub use state::State;
+pub use crate::error::{Error, Kind, Result};
+pub use crate::rules::Rules;
+pub use crate::run::{Request, Split, VOLUMES_FILE, Watch};
+pub use crate::state::State;

@@ -72,8 +72,8 @@ fn size(class: Class, used: u64, rules: &Rules) -> Result<u64> {
         }
         Some(bytes) if bytes >= least => Ok(bytes.next_multiple_of(MIB)),
         Some(bytes) => Err(Error::usage(format!(
-            "class {}: a disk of {} MiB is too small for what moves there; give at least {} MiB, or \
-             size = \"auto\"",
+            "class {}: a disk of {} MiB is too small for what moves there; give at least {} MiB, \
+             or size = \"auto\"",
             class.name(),
             bytes / MIB,
             least.div_ceil(MIB)

@@ -3,6 +3,7 @@
 //! Always true: a program that is missing is named with the Debian package that has it, and one
 //! that fails with what it said.
 
+use crate::error::Error;
 use std::process::{Command, Output};
 
 /// What goes wrong with a program.
@@ -20,6 +21,12 @@ pub enum Failure {
         program: String,
         source: std::io::Error,
     },
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Error {
+        Error::failed(failure.to_string())
+    }
 }
 
 /// Runs a program to its end, and returns what it printed.

@@ -209,8 +209,8 @@ impl Report<'_> {
                 text += &format!("    in {}\n", shortened(&paths));
             }
         }
-        text += "Each disk is then a state of its own past; what one disk has may name what another \
-                 one lost.\n";
+        text += "Each disk is then a state of its own past; what one disk has may name what \
+                 another one lost.\n";
         text += &risk_text(&self.layout.listing.at_risk);
         if self.rules.moves.iter().any(|it| it.path.has_wildcard()) {
             text += "Directories that a * stands for and that are made later stay on the system \
@@ -458,8 +458,8 @@ mod tests {
              \x20   in /opt?[31m\n\
              \x20 never: all that was written since the split\n\
              \x20   in /tmp\n\
-             Each disk is then a state of its own past; what one disk has may name what another one \
-             lost.\n\
+             Each disk is then a state of its own past; what one disk has may name what another \
+             one lost.\n\
              Among it is what users would miss:\n\
              \x20 write-back  12 B  /home/a/.config\n\
              A [[keep]] in a file of rules leaves a path on the system disk.\n\

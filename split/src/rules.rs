@@ -4,8 +4,8 @@
 //! are right in themselves, name paths of one family of systems, and say all that a base said and
 //! the file did not change. Deliberately absent: which files match, which a file system knows.
 
+use crate::class::Class;
 use crate::error::{Error, Result};
-use crate::kind::Class;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -497,7 +497,8 @@ mod tests {
                     [class.never]\nsize = \"8GiB\"\n[class.write-back]\ndestage-after = \"10m\"\n\
                     [[move]]\npath = \"/var/log\"\nclass = \"write-through\"\n\
                     [[move]]\npath = \"/var/cache/debconf\"\nclass = \"never\"\n\
-                    [[keep]]\npath = \"/var/tmp\"\n[page-file]\nclass = \"never\"\nsize = \"4GiB\"\n";
+                    [[keep]]\npath = \"/var/tmp\"\n\
+                    [page-file]\nclass = \"never\"\nsize = \"4GiB\"\n";
         let rules = Rules::parse(text, "r.toml").unwrap();
         let of = |path: &str| {
             let found: Vec<Class> = rules
@@ -517,7 +518,7 @@ mod tests {
         assert_eq!(rules.page_file.unwrap().size_bytes, Some(4 << 30));
     }
 
-    /// Fails when: a wrong file is taken, or its message does not say where and what would be right.
+    /// Fails when: a wrong file is taken, or its message does not say where and what is right.
     #[test]
     fn wrong_rules_are_refused_with_their_line_and_what_would_be_right() {
         for (text, message) in [

@@ -9,15 +9,23 @@ use crate::error::{Error, Kind, Result};
 use crate::kind::{FileSystem, Layout, Partitions, SwapPartition};
 use crate::linux::{KINDS, Linux};
 use crate::plan::layout;
+use crate::programs::run;
 use crate::report::{Report, SYSTEM_FILE, volume_file};
 use crate::rules::{Family, Rules};
 use crate::state::{FILE, Progress, State, sync, write_durably};
-use crate::sys::with_own_mounts;
+use crate::sys::{sharing, with_own_mounts};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
 /// Mount points and other places of a run, within the output directory.
 const SCRATCH: &str = "work";
+/// What file systems and tables take of their own.
+const OWN_BYTES: u64 = 256 << 20;
+/// Three seconds in all.
+const LOCK_TRIES: u32 = 150;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 pub const VOLUMES_FILE: &str = "volumes.toml";
 
 /// What is asked for.
@@ -95,6 +103,16 @@ impl Split {
         &self.progress.layout.listing.refusals
     }
 
+    /// Why the image cannot be split with these rules, in one line.
+    pub fn refusal(&self) -> Option<String> {
+        let shown = self.image.path.display();
+        let (first, rest) = self.refusals().split_first()?;
+        Some(match rest.len() {
+            0 => format!("image {shown}: {first}"),
+            more => format!("image {shown}: {first} (and {more} more, which --plan shows)"),
+        })
+    }
+
     pub fn moves_nothing(&self) -> bool {
         self.progress.layout.volumes.is_empty()
     }
@@ -118,8 +136,8 @@ impl Split {
     /// Does all that is left to do.
     pub fn run(&mut self, watch: &mut (dyn Watch + Send)) -> Result<()> {
         let shown = self.image.path.display();
-        if let Some(first) = self.refusals().first() {
-            return Err(Error::refused(format!("image {shown}: {first}")));
+        if let Some(refusal) = self.refusal() {
+            return Err(Error::refused(refusal));
         }
         if self.moves_nothing() {
             return Err(Error::refused(format!(
@@ -129,13 +147,46 @@ impl Split {
         }
         let output = self.output.clone();
         std::fs::create_dir_all(&output).map_err(|error| Error::io(&output, &error))?;
-        let _lock = lock(&output)?;
+        let lock = lock(&output)?;
         if !self.begun {
             is_free(&output)?;
+            self.has_room()?;
             self.progress.save(&output)?;
             watch.reached(State::Planned)?;
         }
-        with_own_mounts(|| self.steps(watch))
+        with_own_mounts(|| sharing(&lock, || self.steps(watch)))
+    }
+
+    /// Refuses to begin what would fill the storage of the new disks.
+    fn has_room(&self) -> Result<()> {
+        let listing = &self.layout().listing;
+        let stays = if self.progress.copy {
+            listing.system_bytes
+        } else {
+            0
+        };
+        let moved = listing.moved.iter().map(|it| it.bytes);
+        let needs = moved
+            .fold(stays, u64::saturating_add)
+            .saturating_add(OWN_BYTES);
+        let mut command = Command::new("df");
+        command.args(["--output=avail", "-B1"]).arg(&self.output);
+        let output = run("coreutils", &mut command)?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let free = said
+            .lines()
+            .last()
+            .and_then(|it| it.trim().parse::<u64>().ok());
+        // A storage that does not say what it has is taken as it is.
+        let Some(free) = free.filter(|it| *it < needs) else {
+            return Ok(());
+        };
+        Err(Error::failed(format!(
+            "{}: has {} MiB free, and the new disks take {} MiB; give a directory with more room",
+            self.output.display(),
+            free / disk::MIB,
+            needs / disk::MIB
+        )))
     }
 
     fn steps(&mut self, watch: &mut (dyn Watch + Send)) -> Result<()> {
@@ -349,17 +400,29 @@ fn is_free(output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Held as long as the file is open, also by a process that is killed.
+/// Held until the last program of a run is gone, also of one that was killed. Such programs end
+/// within moments, which are waited for.
 fn lock(output: &Path) -> Result<File> {
-    let directory = File::open(output).map_err(|error| Error::io(output, &error))?;
-    match directory.try_lock() {
-        Ok(()) => Ok(directory),
-        Err(std::fs::TryLockError::WouldBlock) => Err(Error::failed(format!(
-            "{}: another split works there; wait for its end",
-            output.display()
-        ))),
-        Err(std::fs::TryLockError::Error(error)) => Err(Error::io(output, &error)),
+    let fail = |error: std::io::Error| Error::io(output, &error);
+    let directory = File::open(output).map_err(fail)?;
+    let mut left = LOCK_TRIES;
+    loop {
+        left -= 1;
+        match directory.try_lock() {
+            Ok(()) => break,
+            Err(std::fs::TryLockError::WouldBlock) if left > 0 => {
+                std::thread::park_timeout(LOCK_PAUSE);
+            }
+            Err(std::fs::TryLockError::WouldBlock) => {
+                return Err(Error::failed(format!(
+                    "{}: another split works there; wait for its end",
+                    output.display()
+                )));
+            }
+            Err(std::fs::TryLockError::Error(error)) => return Err(fail(error)),
+        }
     }
+    Ok(directory)
 }
 
 /// Removes places of mounts. What a killed run has mounted there, its kernel took away with it.

@@ -4,9 +4,10 @@
 //! last process of the work is gone, also after a kill.
 
 use crate::error::{Error, Result, cause};
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -100,15 +101,38 @@ fn unshare() -> io::Result<()> {
     }
 }
 
+thread_local! {
+    /// What the programs of this thread have open as well.
+    static SHARED: Cell<Option<RawFd>> = const { Cell::new(None) };
+}
+
+/// Programs that this thread starts meanwhile have the file open too, so that a lock on it lasts
+/// until the last one of them is gone.
+pub fn sharing<T>(file: &File, work: impl FnOnce() -> T) -> T {
+    SHARED.set(Some(file.as_raw_fd()));
+    let done = work();
+    SHARED.set(None);
+    done
+}
+
 /// The kernel kills the program when the thread that starts it is gone: no copy goes on beside the
 /// run that comes after a killed one.
 pub fn ends_with_us(command: &mut Command) -> &mut Command {
-    // SAFETY: the closure makes one system call, which needs no memory and no lock.
+    let parent = std::process::id();
+    let shared = SHARED.get();
+    // SAFETY: the closure makes system calls alone, which need no memory and no lock.
     unsafe {
-        command.pre_exec(|| {
-            match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong) {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error()),
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // Killed before the call above: the kernel will say nothing.
+            if libc::getppid().cast_unsigned() != parent {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            match shared.map(|file| libc::fcntl(file, libc::F_SETFD, 0)) {
+                Some(-1) => Err(io::Error::last_os_error()),
+                _ => Ok(()),
             }
         })
     }

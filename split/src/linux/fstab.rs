@@ -255,7 +255,8 @@ mod tests {
             \xff /mnt auto noauto 0 0\n\
             # Disks by how durable their data must be (tenuto image split).\n\
             LABEL=tenuto-wb /.tenuto/write-back ext4 noatime,x-systemd.device-timeout=10s 0 2\n\
-            LABEL=tenuto-never /.tenuto/never ext4 noatime,nofail,x-systemd.device-timeout=10s 0 2\n\
+            LABEL=tenuto-never /.tenuto/never ext4 \
+            noatime,nofail,x-systemd.device-timeout=10s 0 2\n\
             / /.tenuto/system none bind 0 0\n\
             /.tenuto/write-back/home/a\\040b/.config /home/a\\040b/.config none \
             bind,x-systemd.requires-mounts-for=/.tenuto/write-back 0 0\n\

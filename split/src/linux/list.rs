@@ -245,7 +245,7 @@ impl Walk<'_> {
         for (told, what) in [(self.sockets, "sockets"), (self.devices, "device nodes")] {
             if let Some(first) = told.first.iter().min() {
                 let count = told.count;
-                warnings.push(format!("{count} {what} move as they are, one is {first}"));
+                warnings.push(format!("{what} move as they are ({count}, one is {first})"));
             }
         }
         self.listing.at_risk.retain(|it| it.bytes > 0);

@@ -192,7 +192,8 @@ fn is_movable(
     }
     if let Some(mount) = mounts().find(|it| is_at_or_below(&it.place, path)) {
         matched.refusals.push(format!(
-            "{path}: {} below it is a file system of its own; keep {path}, or move paths beside {0}",
+            "{path}: {} below it is a file system of its own; keep {path}, or move paths beside \
+             {0}",
             mount.place
         ));
         return Ok(false);

@@ -64,15 +64,22 @@ impl Linux {
         self.scratch.join(name)
     }
 
-    /// Refuses what was not unmounted in order.
-    fn judge(&self, partition: &Path) -> Result<superblock::Superblock> {
+    /// Refuses to let the kernel read what is not trusted, also in a run that goes on.
+    fn trust(&self) -> Result<()> {
         let kind = self.kind;
-        if !self.trusted {
-            return Err(Error::usage(format!(
+        match self.trusted {
+            true => Ok(()),
+            false => Err(Error::usage(format!(
                 "has {kind}, which the kernel of this host would read, and a hostile one could \
                  take this host over; add --trust-image if you know where it comes from"
-            )));
+            ))),
         }
+    }
+
+    /// Refuses what was not unmounted in order.
+    fn judge(&self, partition: &Path) -> Result<superblock::Superblock> {
+        self.trust()?;
+        let kind = self.kind;
         let found = superblock::read(partition, kind)?;
         if found.has_errors {
             return Err(Error::refused(format!(
@@ -95,11 +102,11 @@ impl Linux {
     /// Mounts what must need no journal.
     fn clean(&self, partition: &Path, name: &str) -> Result<Mounted> {
         let mounted = Mounted::read_only_clean(self.kind, partition, self.place(name));
-        mounted.or_else(|error| {
+        mounted.map_err(|error| {
             // Only xfs gets here with a journal: its superblock does not tell.
             match Mounted::read_only(self.kind, partition, self.place(name)) {
-                Ok(_) => Err(self.dirty()),
-                Err(_) => Err(error),
+                Ok(_) => self.dirty(),
+                Err(_) => error,
             }
         })
     }
@@ -182,6 +189,7 @@ impl FileSystem for Linux {
     }
 
     fn copy(&self, from: &Path, to: &Path, moved: &[&Moved]) -> Result<()> {
+        self.trust()?;
         let from = Mounted::read_only(self.kind, from, self.place("input"))?;
         let to = Mounted::writable(self.kind, to, self.place("new"))?;
         transfer::copy(from.place(), to.place(), moved)?;
@@ -190,6 +198,7 @@ impl FileSystem for Linux {
     }
 
     fn verify(&self, from: &Path, to: &Path, moved: &[&Moved]) -> Result<()> {
+        self.trust()?;
         let from = Mounted::read_only(self.kind, from, self.place("input"))?;
         let to = Mounted::read_only_clean(self.kind, to, self.place("new"))?;
         transfer::verify(from.place(), to.place(), moved)?;
@@ -198,6 +207,7 @@ impl FileSystem for Linux {
     }
 
     fn empty(&self, system: &Path, layout: &Layout) -> Result<()> {
+        self.trust()?;
         let system = Mounted::writable(self.kind, system, self.place("system"))?;
         for moved in &layout.listing.moved {
             transfer::empty(system.place(), moved)?;
@@ -206,6 +216,7 @@ impl FileSystem for Linux {
     }
 
     fn link(&self, partitions: &Partitions, layout: &Layout) -> Result<()> {
+        self.trust()?;
         let input = Mounted::read_only(self.kind, &partitions.input, self.place("input"))?;
         let system = Mounted::writable(self.kind, &partitions.system, self.place("system"))?;
         linked::link(input.place(), system.place(), layout, self.kind)?;
@@ -214,6 +225,7 @@ impl FileSystem for Linux {
     }
 
     fn check(&self, partitions: &Partitions, layout: &Layout) -> Result<()> {
+        self.trust()?;
         checked::check(self.kind, &self.scratch, partitions, layout)
     }
 }

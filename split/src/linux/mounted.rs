@@ -4,11 +4,15 @@
 //! and read-only unless it is one of ours; all mounts lie in a mount name space of the caller.
 
 use crate::error::{Error, Result};
-use crate::programs::run;
+use crate::programs::{Failure, run};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 const SAFE: &str = "nosuid,nodev,noexec";
+/// A busy mount is waited for: two seconds in all.
+const TRIES: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(20);
 
 pub struct Mounted {
     place: PathBuf,
@@ -71,8 +75,17 @@ impl Mounted {
     /// Takes the mount away, after which all is written.
     pub fn close(mut self) -> Result<()> {
         self.is_mounted = false;
-        run("mount", Command::new("umount").arg(&self.place))?;
-        Ok(())
+        let mut left = TRIES;
+        loop {
+            left -= 1;
+            // A program that another thread starts has our open files until it executes.
+            match run("mount", Command::new("umount").arg(&self.place)) {
+                Err(Failure::Failed { says, .. }) if left > 0 && says.contains("busy") => {
+                    std::thread::park_timeout(PAUSE);
+                }
+                done => return done.map(|_| ()).map_err(Into::into),
+            }
+        }
     }
 }
 

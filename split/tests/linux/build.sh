@@ -6,14 +6,16 @@ image=$1 kind=$2 table=$3
 export PATH=$PATH:/usr/sbin:/sbin
 mnt=$image.mnt
 mkdir -p "$mnt"
-truncate -s 420M "$image"
-at=0 limit=$((420 << 20))
+# The least that xfs takes, and some for ext4, which has to be read again and again.
+case $kind in xfs) mib=310 ;; *) mib=48 ;; esac
+truncate -s $((mib + 12))M "$image"
+at=0 limit=$(((mib + 12) << 20))
 case $table in
 gpt | dos)
-    printf 'label: %s\nstart=2048, size=716800, type=L\nstart=720896, size=32768, type=S\n' \
-        "$table" | sfdisk -q "$image"
-    at=$((2048 * 512)) limit=$((716800 * 512))
-    swap=$(losetup -f --show -o $((720896 * 512)) --sizelimit $((32768 * 512)) "$image")
+    printf 'label: %s\nstart=2048, size=%s, type=L\nstart=%s, size=16384, type=S\n' \
+        "$table" $((mib * 2048)) $((mib * 2048 + 2048)) | sfdisk -q "$image"
+    at=$((2048 * 512)) limit=$((mib << 20))
+    swap=$(losetup -f --show -o $(((mib + 1) << 20)) --sizelimit $((8 << 20)) "$image")
     mkswap -q -U 11111111-2222-3333-4444-555555555555 "$swap" 2>/dev/null
     losetup -d "$swap"
     ;;

@@ -54,6 +54,7 @@ umount "$work/bare"
 echo "== fstab"
 cat "$work/guest/etc/fstab"
 echo "== allocated"
+echo "sparse $(stat -c %b "$work/guest/var/log/sparse") sectors"
 for file in "$dir"/*.raw; do
     echo "$(basename "$file") $(($(stat -c %b "$file") / 2 / 1024)) MiB of $(($(stat -c %s "$file") >> 20))"
 done
