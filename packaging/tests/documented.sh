@@ -41,6 +41,15 @@ done
 for image in /mnt/nfs/gold/runner.qcow2 /mnt/nfs/vms/desk-003.qcow2 /srv/vms/{desk-001,gold}.qcow2; do
     must qemu-img create -q -f qcow2 "$image" 64M
 done
+# A guest with data of each class.
+must mkdir -p "$scratch"/office/{etc,opt/app,var/cache,var/log,home/anna/.config}
+echo 'LABEL=root / ext4 defaults 0 1' >"$scratch/office/etc/fstab"
+for place in opt/app var/cache var/log home/anna/.config; do
+    must cp "$0" "$scratch/office/$place/file"
+done
+must truncate -s 64M "$scratch/office.img"
+PATH=$PATH:/usr/sbin:/sbin must mke2fs -q -t ext4 -L root -d "$scratch/office" "$scratch/office.img"
+must qemu-img convert -O qcow2 "$scratch/office.img" /srv/vms/office.qcow2
 export PATH=$scratch/bin:$PATH HOME=$scratch
 unset TENUTO_CONFIG TENUTO_SOCKET
 cd "$scratch" || exit 2

@@ -163,6 +163,46 @@ fn wrong_arguments_end_with_code_2_and_a_document_where_one_was_asked_for() {
 }
 
 #[test]
+fn a_split_says_what_is_wrong_before_it_looks_at_a_disk() {
+    let house = house();
+    std::fs::write(house.path().join("r.toml"), "base = \"unix\"\n").expect("written");
+    for (words, message) in [
+        (
+            "a.img --rules none -o out",
+            "rules none: cannot be read: no such file or directory; give linux, windows-safe or \
+             windows-capo, or a file",
+        ),
+        (
+            "a.img --rules r.toml -o out",
+            "r.toml: base: \"unix\" is no table; give linux, windows-safe or windows-capo",
+        ),
+        (
+            "gone.img --rules linux -o out",
+            "image gone.img: no such file or directory; give a raw or qcow2 image",
+        ),
+        (
+            "a.img --rules linux -o out --appliance",
+            "`image split --appliance` is not in this version",
+        ),
+        (
+            "a.img --rules linux -o .",
+            "HERE: is not empty, and no split was begun there; give a new directory",
+        ),
+    ] {
+        let words: Vec<&str> = ["image", "split"]
+            .into_iter()
+            .chain(words.split(' '))
+            .collect();
+        let done = run(house.path(), &words);
+        assert_eq!(done.code, 2, "{words:?}: {}", done.err);
+        let here = house.path().display().to_string();
+        let said = done.err.replace(&here, "HERE");
+        assert_eq!(said, format!("tenuto: {message}\n"));
+        assert!(!house.path().join("out").exists());
+    }
+}
+
+#[test]
 fn verbs_of_later_versions_say_so_and_end_with_code_2() {
     let house = house();
     for arguments in ["volume takeover a", "bench storm"] {

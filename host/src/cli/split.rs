@@ -5,6 +5,7 @@
 //! answered. Deliberately absent: how a disk is split, which is in the crate of that name.
 
 use super::{Context, offline};
+use crate::config::units::human_bytes;
 use crate::error::{Error, Kind, Result};
 use clap::Args;
 use split::report::Report;
@@ -57,13 +58,19 @@ pub fn run(context: &Context, command: &Split) -> Result<()> {
     if command.plan {
         let state = begun.map_or("none", State::name);
         show(context, &split.report(), state)?;
-        return match split.refusals() {
-            [] => Ok(()),
-            [first, ..] => Err(Error::refused(format!("image {about}: {first}")).about(about)),
+        return match split.refusal() {
+            None => Ok(()),
+            // The document has it already.
+            Some(_) if context.common.json => Err(Error::refused("").about(about)),
+            Some(refusal) => Err(Error::refused(refusal).about(about)),
         };
     }
     if let Some(state) = begun {
-        tell(context, &format!("goes on after {}", state.name()));
+        let said = match state {
+            State::Done => "was done before; nothing changes".to_owned(),
+            state => format!("goes on after {}", state.name()),
+        };
+        tell(context, &said);
     } else if split.refusals().is_empty() && !split.moves_nothing() {
         ask(context, command, &split.report())?;
     }
@@ -108,19 +115,22 @@ fn show(context: &Context, report: &Report, state: &str) -> Result<()> {
 /// Lets the operator read what a crash may take, and say yes.
 fn ask(context: &Context, command: &Split, report: &Report) -> Result<()> {
     let about = command.image.display().to_string();
+    if !command.yes && !std::io::stdin().is_terminal() {
+        let moved = &report.layout.listing.moved;
+        let bytes = moved.iter().map(|it| it.bytes).sum();
+        let message = format!(
+            "image {about}: a crash of the host may set back {} paths with {}; --plan shows them, \
+             --yes goes on",
+            moved.len(),
+            human_bytes(bytes)
+        );
+        return Err(Error::refused(message).about(about));
+    }
     if !command.yes || context.common.quiet == 0 {
         eprint!("{}{}", report.plan_text(), report.loss_text());
     }
     if command.yes {
         return Ok(());
-    }
-    if !std::io::stdin().is_terminal() {
-        let message = format!(
-            "image {about}: a crash of the host may take what is written to {} paths later; read \
-             the plan, then add --yes",
-            report.layout.listing.moved.len()
-        );
-        return Err(Error::refused(message).about(about));
     }
     eprint!("Go on? [y/N] ");
     let _ = std::io::stderr().flush();

@@ -91,6 +91,7 @@ mod scrub;
 mod service;
 mod show;
 mod shown;
+mod split;
 mod ssh;
 mod storm;
 mod terminal;

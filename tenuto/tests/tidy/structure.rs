@@ -17,6 +17,7 @@ const CRATES: &[(&str, usize, usize)] = &[
     ("vring", 0, 10),
     ("node", 0, 9),
     ("workload", 0, 1),
+    ("split", 0, 0),
     ("sim", 14, 0),
     ("host", 24, 1),
     ("lab", 18, 0),

@@ -403,7 +403,8 @@ pub fn with_libraries(root: &Path, programs: &[&str]) {
     }
     copy_busybox(root);
     for program in programs {
-        let places = ["/usr/sbin", "/sbin"].map(|place| Path::new(place).join(program));
+        let places = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+        let places = places.map(|place| Path::new(place).join(program));
         let from = places.iter().find(|path| path.is_file());
         let from = from.unwrap_or_else(|| panic!("{program} is in none of {places:?}"));
         std::fs::copy(from, root.join("e2").join(program)).expect("copy a program");
