@@ -126,8 +126,14 @@ pub fn make(path: &Path, volume: &Volume, has_swap: bool, windows: bool) -> Resu
     file.set_len(disk_bytes(volume, has_swap))
         .map_err(|error| Error::io(path, &error))?;
     let kind = if windows { WINDOWS_DATA } else { LINUX_DATA };
+    // Windows gives the next free letter to a partition whose bit 63 does not forbid it; that of
+    // the page file has the letter of the rules.
+    let attributes = match windows && volume.swap.is_none() {
+        true => ", attrs=GUID:63",
+        false => "",
+    };
     let mut table = format!(
-        "label: gpt\nstart={}, size={}, type={kind}, uuid={}, name={}\n",
+        "label: gpt\nstart={}, size={}, type={kind}, uuid={}, name={}{attributes}\n",
         volume.start_bytes / SECTOR,
         volume.bytes / SECTOR,
         volume.partition_uuid,

@@ -6,7 +6,7 @@
 use crate::disk::MIB;
 use crate::error::{Error, Result};
 use crate::kind::{Class, Layout, Listing, Swap, Volume};
-use crate::rules::{PageFile, Rules};
+use crate::rules::{Family, PageFile, Rules};
 use uuid::Uuid;
 
 /// The first partition begins where partitions of large sectors do.
@@ -28,7 +28,12 @@ pub fn layout(listing: Listing, rules: &Rules) -> Result<Layout> {
         if swap_bytes.is_none() && moved.clone().next().is_none() {
             continue;
         }
-        let used = moved.fold(0_u64, |sum, it| {
+        // A page file of Windows lies among the other files; swap has a partition of its own.
+        let files = match rules.family {
+            Family::Windows => swap_bytes.unwrap_or(0),
+            Family::Linux => 0,
+        };
+        let used = moved.fold(files, |sum, it| {
             sum.saturating_add(it.bytes)
                 .saturating_add(it.files.saturating_mul(FILE_BYTES))
         });
@@ -122,6 +127,20 @@ mod tests {
         let (volume, swap) = both.swap().unwrap();
         assert_eq!((volume.class, swap.bytes), (Class::Never, MIB));
         assert_eq!(swap.start_bytes, MIB + LEAST_BYTES);
+    }
+
+    /// Fails when: the volume of a Windows page file is made without room for it.
+    #[test]
+    fn a_page_file_of_windows_has_room_among_the_files() {
+        let rules = Rules::load("windows-safe").unwrap();
+        let mut swaps = Listing::default();
+        swaps.page_files.push(Found {
+            what: "/pagefile.sys".to_owned(),
+            bytes: 4 << 30,
+            is_file: true,
+        });
+        let layout = layout(swaps, &rules).unwrap();
+        assert_eq!(layout.volumes[0].bytes, 6 << 30);
     }
 
     #[test]

@@ -444,6 +444,9 @@ fn clean(scratch: &Path) -> Result<()> {
 }
 
 fn kind_of(name: &str, trusted: bool, scratch: &Path) -> Option<Box<dyn FileSystem>> {
+    if name == "ntfs" {
+        return Some(Box::new(crate::ntfs::Windows));
+    }
     let kind = KINDS.into_iter().find(|it| *it == name)?;
     Some(Box::new(Linux::new(kind, trusted, scratch)))
 }
@@ -540,11 +543,6 @@ fn no_system(image: &Image, family: Family, parts: &[Part]) -> Error {
             .iter()
             .any(|it| it.found.kind.as_deref() == Some(kind))
     };
-    if family == Family::Windows && has("ntfs") {
-        return Error::later(format!(
-            "image {shown}: a split of ntfs is not in this version"
-        ));
-    }
     let other = match family {
         Family::Linux if has("ntfs") => Some(("Linux", "windows-safe")),
         Family::Windows if KINDS.iter().any(|it| has(it)) => Some(("Windows", "linux")),

@@ -10,6 +10,8 @@
 mod fixture;
 #[path = "ntfs/refusals.rs"]
 mod refusals;
+#[path = "ntfs/whole.rs"]
+mod whole;
 
 use fixture::{Tree, have_all, in_namespace, mount, output, set, text};
 use split::ntfs::{
@@ -492,31 +494,13 @@ fn a_split_that_is_killed_goes_on() {
     let split = Split::new();
     let temporary = split.place.join("temporary");
     fs::create_dir(&temporary).expect("made");
-    let seed = u64::from(std::process::id());
-    eprintln!("seed {seed}");
-    let mut random = fixture::random(seed);
-    let mut kills = 0;
-    loop {
-        let mut child = Command::new(std::env::current_exe().expect("it runs"))
-            .args(["--exact", "--ignored", "the_steps_that_are_killed"])
-            .env(PLACE, &split.place)
-            .env("TMPDIR", &temporary)
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .expect("it runs");
-        // When it is killed is what is tried; it gets more time with each kill, so that it ends.
-        let time = random(150 + 40 * kills);
-        std::thread::sleep(std::time::Duration::from_millis(time));
-        child.kill().expect("it is ours");
-        let output = child.wait_with_output().expect("it ended");
-        fixture::wait_for_programs(&split.place);
-        if output.status.success() {
-            break;
-        }
-        assert_eq!(output.status.code(), None, "{}", text(&output.stdout));
-        kills += 1;
-        assert!(kills < 100, "it never ends");
-    }
+    let child = |milliseconds| {
+        let mut command = Command::new(std::env::current_exe().expect("it runs"));
+        command.args(["--exact", "--ignored", "the_steps_that_are_killed"]);
+        command.env(PLACE, &split.place).env("TMPDIR", &temporary);
+        fixture::killed_after(&mut command, milliseconds, &split.place)
+    };
+    let kills = fixture::until_it_ends(150, 40, child);
     let done = fs::read_to_string(split.place.join("done")).expect("there");
     assert_eq!(done.len(), STEPS.len());
     eprintln!("{kills} kills");

@@ -6,7 +6,8 @@ use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 const PROGRAMS: [&str; 14] = [
     "diff",
@@ -85,10 +86,41 @@ pub fn random(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
+/// Whether it ended well before the kill; it must not end otherwise.
+pub fn killed_after(command: &mut Command, milliseconds: u64, place: &Path) -> bool {
+    let output = Stdio::piped();
+    let mut child = command.stdout(output).spawn().expect("it runs");
+    // When it is killed is what is tried.
+    std::thread::sleep(Duration::from_millis(milliseconds));
+    child.kill().expect("it is ours");
+    let output = child.wait_with_output().expect("it ended");
+    wait_for_programs(place);
+    let is_killed = output.status.code().is_none();
+    assert!(
+        is_killed || output.status.success(),
+        "{}",
+        text(&output.stdout)
+    );
+    !is_killed
+}
+
+/// Kills at random times, each later than the one before can be, so that it ends. How often.
+pub fn until_it_ends(first: u64, more: u64, child: impl Fn(u64) -> bool) -> u64 {
+    let seed = u64::from(std::process::id());
+    eprintln!("seed {seed}");
+    let mut random = random(seed);
+    let mut kills = 0;
+    while !child(random(first + more * kills)) {
+        kills += 1;
+        assert!(kills < 100, "it never ends");
+    }
+    kills
+}
+
 /// Until no program works on a file in this directory any more.
 pub fn wait_for_programs(place: &Path) {
     let place = place.as_os_str().as_bytes();
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     let works = |process: &fs::DirEntry| {
         let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
         line.windows(place.len()).any(|it| it == place)
@@ -99,10 +131,7 @@ pub fn wait_for_programs(place: &Path) {
         .any(|it| works(&it))
     {
         let waited = start.elapsed();
-        assert!(
-            waited < std::time::Duration::from_secs(20),
-            "a program goes on"
-        );
+        assert!(waited < Duration::from_secs(20), "a program goes on");
         std::thread::yield_now();
     }
 }
