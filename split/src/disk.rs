@@ -321,12 +321,22 @@ impl Disk {
         }
     }
 
+    /// The server has closed its pipes.
+    fn has_ended(&mut self) -> Error {
+        let how = match self.child.wait() {
+            Ok(status) => status.to_string(),
+            Err(error) => cause(&error),
+        };
+        let message = format!("qemu-storage-daemon: has ended by itself ({how})");
+        Error::new(Kind::ServerEnded, message)
+    }
+
     fn line(&mut self) -> Result<Value> {
         let mut line = String::new();
         let read = self.output.read_line(&mut line);
         let lost = |why: String| Error::failed(format!("qemu-storage-daemon: {why}"));
         match read {
-            Ok(0) => Err(lost("has ended".to_owned())),
+            Ok(0) => Err(self.has_ended()),
             Ok(_) => serde_json::from_str(&line).map_err(|error| lost(error.to_string())),
             Err(error) => Err(lost(cause(&error))),
         }
@@ -335,8 +345,10 @@ impl Disk {
     fn ask(&mut self, command: &str, arguments: &Value) -> Result<()> {
         let request = json!({ "execute": command, "arguments": arguments });
         let written = writeln!(self.input, "{request}").and_then(|()| self.input.flush());
-        written
-            .map_err(|error| Error::failed(format!("qemu-storage-daemon: {}", cause(&error))))?;
+        written.map_err(|error| match error.kind() {
+            std::io::ErrorKind::BrokenPipe => self.has_ended(),
+            _ => Error::failed(format!("qemu-storage-daemon: {}", cause(&error))),
+        })?;
         loop {
             let answer = self.line()?;
             if let Some(error) = answer.get("error") {

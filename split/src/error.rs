@@ -11,6 +11,8 @@ use std::path::Path;
 pub enum Kind {
     /// It was tried and did not work.
     Failed,
+    /// The server of a disk has ended by itself; what it did may be done again.
+    ServerEnded,
     /// Wrong arguments or rules, or a missing `--trust-image`.
     Usage,
     /// The image cannot be split without a loss.

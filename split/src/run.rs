@@ -26,6 +26,8 @@ const OWN_BYTES: u64 = 256 << 20;
 /// Three seconds in all.
 const LOCK_TRIES: u32 = 150;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// QEMU's server of a disk ends by itself now and then, and a step can be done again.
+const SERVER_TRIES: u32 = 4;
 pub const VOLUMES_FILE: &str = "volumes.toml";
 
 /// What is asked for.
@@ -154,7 +156,16 @@ impl Split {
             self.progress.save(&output)?;
             watch.reached(State::Planned)?;
         }
-        with_own_mounts(|| sharing(&lock, || self.steps(watch)))
+        let mut tries = SERVER_TRIES;
+        loop {
+            tries -= 1;
+            // Mounts of a server that is gone stay in the name space of that try.
+            let done = with_own_mounts(|| sharing(&lock, || self.steps(watch)));
+            match done {
+                Err(error) if error.kind == Kind::ServerEnded && tries > 0 => {}
+                done => return done,
+            }
+        }
     }
 
     /// Refuses to begin what would fill the storage of the new disks.

@@ -469,7 +469,6 @@ const PLACE: &str = "TENUTO_SPLIT_PLACE";
 
 /// Does what is not done yet, and writes down what is.
 #[test]
-#[ignore = "a child of the next test"]
 fn the_steps_that_are_killed() {
     let Some(place) = std::env::var_os(PLACE).map(PathBuf::from) else {
         return;
@@ -496,7 +495,7 @@ fn a_split_that_is_killed_goes_on() {
     fs::create_dir(&temporary).expect("made");
     let child = |milliseconds| {
         let mut command = Command::new(std::env::current_exe().expect("it runs"));
-        command.args(["--exact", "--ignored", "the_steps_that_are_killed"]);
+        command.args(["--exact", "the_steps_that_are_killed"]);
         command.env(PLACE, &split.place).env("TMPDIR", &temporary);
         fixture::killed_after(&mut command, milliseconds, &split.place)
     };

@@ -149,7 +149,10 @@ const UNSAFE: &[&str] = &[
     "host/src/frontend/vhost_user/guest_memory.rs",
     "host/src/frontend/vhost_user/mapping.rs",
     "host/src/frontend/vhost_user/lost.rs",
+    "split/src/ntfs/mount.rs",
+    "split/src/ntfs/xattr.rs",
     "split/src/sys.rs",
+    "split/tests/ntfs/fixture.rs",
     "tenuto/tests/outside/common",
 ];
 

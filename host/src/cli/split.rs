@@ -148,7 +148,7 @@ fn ask(context: &Context, command: &Split, report: &Report) -> Result<()> {
 /// One kind for each kind of a split.
 fn from_split(error: &split::Error) -> Error {
     let kind = match error.kind {
-        split::Kind::Failed => Kind::Failed,
+        split::Kind::Failed | split::Kind::ServerEnded => Kind::Failed,
         split::Kind::Usage => Kind::Usage,
         split::Kind::Refused => Kind::Refused,
         split::Kind::NotInThisVersion => Kind::NotInThisVersion,

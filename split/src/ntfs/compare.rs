@@ -13,11 +13,12 @@
 //! compared.
 
 use super::error::{Error, Refused, io};
-use super::list::{Share, entries, shown, streams};
+use super::list::Share;
 use super::look::is_dirty;
 use super::mount::{Access, PACKAGE, bound, mounted};
-use super::register::{HIVE, PAGE_FILE, find};
+use super::register::HIVE;
 use super::reparse::{self, Reparse};
+use super::tree::{PAGE_FILE, entries, find, shown, streams};
 use super::xattr;
 use crate::programs::run;
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -10,9 +10,10 @@
 //! table of partitions the caller makes.
 
 use super::error::{Error, Refused, io};
-use super::list::{Share, entries};
+use super::list::Share;
 use super::mount::{Access, PACKAGE as NTFS_3G, bound, mounted};
 use super::path::is_name;
+use super::tree::entries;
 use crate::programs::{Failure, run};
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _};

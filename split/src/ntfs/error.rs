@@ -3,7 +3,7 @@
 //! Always true: a message is one line and says what would be right. [`Refused`] is about the image
 //! or the rules, and the operator can change it; the others are about this host.
 
-use super::path::WindowsPath;
+use super::path::{WindowsPath, WrongPath};
 use crate::programs::Failure;
 use std::fmt::Write as _;
 use std::io;
@@ -135,6 +135,25 @@ pub enum Refused {
     LetterTaken { letter: char },
     #[error("`{0}` is no letter for a drive; D to Z are")]
     NoLetter(char),
+}
+
+impl From<WrongPath> for Refused {
+    fn from(wrong: WrongPath) -> Refused {
+        let WrongPath { rule, why } = wrong;
+        Refused::Rule { rule, why }
+    }
+}
+
+impl From<WrongPath> for Error {
+    fn from(wrong: WrongPath) -> Error {
+        Refused::from(wrong).into()
+    }
+}
+
+impl From<WrongPath> for crate::Error {
+    fn from(wrong: WrongPath) -> crate::Error {
+        Refused::from(wrong).into()
+    }
 }
 
 impl From<Refused> for Error {

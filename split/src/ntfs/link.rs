@@ -7,9 +7,9 @@
 //! Deliberately absent: a mount point whose target is a drive letter, which Windows may give away.
 
 use super::error::{Error, Refused, io};
-use super::list::entries;
 use super::mount::{Access, mounted};
 use super::path::WindowsPath;
+use super::tree::{entries, sync};
 use super::{reparse, xattr};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -101,9 +101,4 @@ fn require_directory(root: &Path, path: &WindowsPath) -> Result<PathBuf, Error> 
         }
         Err(error) => Err(io(&place, "it can not be read")(error)),
     }
-}
-
-pub(super) fn sync(partition: &Path) -> Result<(), Error> {
-    let synced = fs::File::open(partition).and_then(|it| it.sync_all());
-    synced.map_err(io(partition, "it can not be synced"))
 }

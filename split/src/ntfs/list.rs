@@ -16,8 +16,8 @@
 use super::error::{Error, Refused, io, names};
 use super::mount::{Access, mounted};
 use super::path::{Pattern, WindowsPath, folded, is_name};
-use super::register::{PAGE_FILE, find};
 use super::reparse::{self, Reparse};
+use super::tree::{PAGE_FILE, entries, find, shown, streams};
 use super::xattr;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirEntry, FileType};
@@ -539,40 +539,6 @@ fn metadata(path: &Path) -> Result<fs::Metadata, Error> {
 
 fn length(path: &Path) -> Result<u64, Error> {
     Ok(metadata(path)?.len())
-}
-
-/// In the order of their names, so that two runs say the same.
-pub(super) fn entries(directory: &Path) -> Result<Vec<DirEntry>, Error> {
-    let read = || -> std::io::Result<Vec<DirEntry>> { fs::read_dir(directory)?.collect() };
-    let mut entries = read().map_err(io(directory, "it can not be read"))?;
-    entries.sort_by_key(DirEntry::file_name);
-    Ok(entries)
-}
-
-/// The named streams of a file, as paths.
-pub(super) fn streams(path: &Path) -> Result<Vec<PathBuf>, Error> {
-    use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-    let names = xattr::get(path, xattr::STREAMS)?.unwrap_or_default();
-    let names = names.split(|it| *it == 0).filter(|it| !it.is_empty());
-    let mut streams: Vec<PathBuf> = names
-        .map(|name| {
-            let mut stream = path.as_os_str().as_bytes().to_vec();
-            stream.push(b':');
-            stream.extend_from_slice(name);
-            PathBuf::from(std::ffi::OsString::from_vec(stream))
-        })
-        .collect();
-    streams.sort();
-    Ok(streams)
-}
-
-/// A mounted path as Windows would write it.
-pub(super) fn shown(root: &Path, path: &Path) -> String {
-    let inner = path.strip_prefix(root).unwrap_or(path);
-    let components = inner.components();
-    components
-        .map(|it| format!("\\{}", it.as_os_str().to_string_lossy()))
-        .collect()
 }
 
 /// Whether a path of Windows is that directory or below it.

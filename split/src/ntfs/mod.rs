@@ -27,6 +27,7 @@ mod mount;
 mod path;
 mod register;
 mod reparse;
+mod tree;
 mod windows;
 mod xattr;
 

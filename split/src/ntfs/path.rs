@@ -7,9 +7,16 @@
 //! Deliberately absent: NTFS's own table of upper case, which differs from Unicode's in characters
 //! that no rule names.
 
-use super::error::Refused;
 use std::fmt;
 use std::path::{Path, PathBuf};
+
+/// What is no path of Windows, or no pattern of one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rule `{rule}`: {why}")]
+pub struct WrongPath {
+    pub rule: String,
+    pub why: &'static str,
+}
 
 /// Windows has none in a name, and wimlib's list of paths could not say them.
 const NOT_IN_NAMES: [char; 8] = ['/', ':', '"', '<', '>', '|', '?', '\0'];
@@ -24,7 +31,7 @@ pub struct WindowsPath {
 
 impl WindowsPath {
     /// Of `\Users\x`.
-    pub fn parse(text: &str) -> Result<WindowsPath, Refused> {
+    pub fn parse(text: &str) -> Result<WindowsPath, WrongPath> {
         let components = components(text)?;
         if components.iter().any(|it| it.contains('*')) {
             return Err(rule(text, "a path has no `*`"));
@@ -69,9 +76,9 @@ impl fmt::Display for WindowsPath {
 }
 
 impl TryFrom<String> for WindowsPath {
-    type Error = Refused;
+    type Error = WrongPath;
 
-    fn try_from(text: String) -> Result<WindowsPath, Refused> {
+    fn try_from(text: String) -> Result<WindowsPath, WrongPath> {
         WindowsPath::parse(&text)
     }
 }
@@ -91,7 +98,7 @@ pub struct Pattern {
 
 impl Pattern {
     /// Of `\Users\*\AppData\Local`.
-    pub fn parse(text: &str) -> Result<Pattern, Refused> {
+    pub fn parse(text: &str) -> Result<Pattern, WrongPath> {
         let components = components(text)?;
         let components = components.iter().map(|it| folded(it)).collect();
         let text = text.to_owned();
@@ -126,7 +133,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-fn components(text: &str) -> Result<Vec<String>, Refused> {
+fn components(text: &str) -> Result<Vec<String>, WrongPath> {
     let Some(inner) = text.strip_prefix('\\') else {
         return Err(rule(text, "a path begins with `\\` and names no drive"));
     };
@@ -149,8 +156,8 @@ pub(super) fn is_name(name: &str) -> bool {
     !name.contains(|it: char| it.is_control() || it == '\\' || NOT_IN_NAMES.contains(&it))
 }
 
-fn rule(text: &str, why: &'static str) -> Refused {
-    Refused::Rule {
+fn rule(text: &str, why: &'static str) -> WrongPath {
+    WrongPath {
         rule: text.to_owned(),
         why,
     }

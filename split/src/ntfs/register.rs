@@ -13,10 +13,8 @@
 
 use super::error::{Error, Refused, io};
 use super::hive::{Unfit, is_pending, sequence};
-use super::link::sync;
-use super::list::{entries, shown};
 use super::mount::{Access, bound, mounted};
-use super::path::folded;
+use super::tree::{PAGE_FILE, find, shown, sync};
 use crate::programs::run;
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
@@ -25,7 +23,6 @@ use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 pub(super) const HIVE: [&str; 4] = ["WINDOWS", "SYSTEM32", "CONFIG", "SYSTEM"];
-pub(super) const PAGE_FILE: &str = "PAGEFILE.SYS";
 const PACKAGE: &str = "libwin-hivex-perl";
 const PREFIX: &str = "HKEY_LOCAL_MACHINE\\SYSTEM";
 const MEMORY: &str = "Control\\Session Manager\\Memory Management";
@@ -78,30 +75,6 @@ pub fn register(
         Ok(())
     })?;
     sync(system)
-}
-
-/// The file or directory of these names, which are in upper case; the disk has its own case.
-pub(super) fn find(root: &Path, names: &[&str]) -> Result<Option<PathBuf>, Error> {
-    let mut place = root.to_owned();
-    for (depth, name) in names.iter().enumerate() {
-        let mut found = entries(&place)?.into_iter();
-        let found = found.find(|it| {
-            it.file_name()
-                .to_str()
-                .is_some_and(|it| folded(it) == *name)
-        });
-        let Some(found) = found else {
-            return Ok(None);
-        };
-        let kind = found
-            .file_type()
-            .map_err(io(&found.path(), "it can not be read"))?;
-        if kind.is_symlink() || kind.is_dir() != (depth + 1 < names.len()) {
-            return Ok(None);
-        }
-        place = found.path();
-    }
-    Ok(Some(place))
 }
 
 fn no_hive(partition: &Path) -> Error {

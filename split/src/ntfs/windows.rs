@@ -11,7 +11,8 @@ use super::error::Error as NtfsError;
 use super::list::{Found, LinkInto, Rule, Share, VolumeIndex};
 use super::mount::{Access, mounted};
 use super::path::{Pattern, WindowsPath};
-use super::register::{HIVE, find};
+use super::register::HIVE;
+use super::tree::find;
 use super::{Changed, NewVolume, PageFile};
 use crate::error::{Error, Result};
 use crate::kind::{

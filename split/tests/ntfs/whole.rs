@@ -110,7 +110,6 @@ fn a_disk_with_windows_is_split_by_the_shipped_rules() {
 const IMAGE: &str = "TENUTO_SPLIT_IMAGE";
 
 #[test]
-#[ignore = "a child of the next test"]
 fn the_split_that_is_killed() {
     let Some(image) = std::env::var_os(IMAGE).map(PathBuf::from) else {
         return;
@@ -121,10 +120,7 @@ fn the_split_that_is_killed() {
 
 /// Fails when: a kill that also takes the exported partitions away leaves one that can not be gone
 /// on with.
-///
-/// After some kills the next qemu-storage-daemon ends by itself; why is not known.
 #[test]
-#[ignore = "one of ten runs sees qemu-storage-daemon end early after a kill"]
 fn a_whole_split_that_is_killed_goes_on() {
     let test = "a_whole_split_that_is_killed_goes_on";
     if !have_all(test) || !fixture::have(test, &PROGRAMS) {
@@ -137,7 +133,7 @@ fn a_whole_split_that_is_killed_goes_on() {
     let child = |milliseconds| {
         let name = "whole::the_split_that_is_killed";
         let mut command = Command::new(std::env::current_exe().expect("it runs"));
-        command.args(["--exact", "--ignored", name]);
+        command.args(["--exact", name]);
         command.env(IMAGE, &image).env("TMPDIR", &temporary);
         fixture::killed_after(&mut command, milliseconds, tree.directory.path())
     };
