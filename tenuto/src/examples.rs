@@ -255,6 +255,24 @@ const CLUSTER: &[Verb] = &[
     ("peer ls", &["peer ls", "peer ls --json"]),
 ];
 
+const POOLS: &[Verb] = &[
+    ("pool ls", &["pool ls", "pool ls --json"]),
+    ("pool show", &["pool show office"]),
+    (
+        "pool refresh",
+        &[
+            "pool refresh office /mnt/nfs/gold/office-8.img --wait",
+            "pool refresh office office-8.img --canary desk-001 --percent 10,50 --soak 30m",
+            "pool refresh office office-8.img --at 2030-12-24T22:00:00Z",
+        ],
+    ),
+    (
+        "pool rollback",
+        &["pool rollback office", "pool rollback office --wait"],
+    ),
+    ("pool finish", &["pool show office", "pool finish office"]),
+];
+
 const LAB: &[Verb] = &[
     (
         "demo",
@@ -360,7 +378,7 @@ const LAB: &[Verb] = &[
 ];
 
 fn verbs() -> impl Iterator<Item = &'static Verb> {
-    [PRODUCT, VOLUME, STORAGE, CLUSTER, LAB]
+    [PRODUCT, VOLUME, STORAGE, CLUSTER, POOLS, LAB]
         .into_iter()
         .flatten()
 }

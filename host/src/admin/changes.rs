@@ -6,7 +6,7 @@
 //! Deliberately absent: clocks, and how often something is told, which is [`super::events`].
 
 use super::events::{Kind, Notice, Severity};
-use super::{View, copies, promise};
+use super::{View, copies, pools, promise};
 use crate::config::units::{human_bytes, human_seconds};
 use crate::unit::Shown;
 use engine::snapshot::{CacheState, State, VolumeSnapshot};
@@ -51,6 +51,7 @@ pub struct Changes {
     /// Files that were wrong, and how many were told of that were put right.
     files: Vec<String>,
     files_mended: u64,
+    pools: BTreeMap<String, pools::Seen>,
     looks: u64,
 }
 
@@ -63,6 +64,7 @@ impl Changes {
         self.looks += 1;
         self.cache_device(view, tell);
         self.files(view, tell);
+        pools::changes(&mut self.pools, &view.look, tell);
         for volume in view.shown() {
             let mut seen = Seen::of(view, volume);
             seen.look = self.looks;

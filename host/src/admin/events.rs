@@ -75,10 +75,12 @@ pub enum Kind {
     Peer,
     /// Copies of a volume on other hosts, and a volume that was taken over.
     Replication,
+    /// Clones that get another image.
+    Pool,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 20] = [
+    pub const ALL: [Kind; 21] = [
         Kind::Start,
         Kind::Stop,
         Kind::Recovery,
@@ -99,6 +101,7 @@ impl Kind {
         Kind::Files,
         Kind::Peer,
         Kind::Replication,
+        Kind::Pool,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -123,6 +126,7 @@ impl Kind {
             Kind::Files => "files",
             Kind::Peer => "peer",
             Kind::Replication => "replication",
+            Kind::Pool => "pool",
         }
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! Always true: names carry their unit, which is seconds or bytes, counters end in `_total`, and a
 //! metric of volumes has the label `volume` and nothing else, but for the one that tells the
-//! policy. A volume has at most [`SERIES_MAX`] of them, so that a thousand volumes are a scrape of
-//! less than 3 MB: distributions are those of the host, by policy. Deliberately absent: a registry;
-//! the text is made from the same snapshot as `status`, so the two cannot disagree.
+//! policy; one of pools has `pool`. A volume has at most [`SERIES_MAX`] of them, so that a
+//! thousand volumes are a scrape of less than 3 MB: distributions are those of the host, by
+//! policy. Deliberately absent: a registry; the text is made from the same snapshot as `status`,
+//! so the two cannot disagree.
 
 use super::View;
 use super::history::{History, Recent};
+use crate::daemon::PoolShown;
 use crate::latency::{COARSE, Kind};
 use engine::snapshot::{CacheState, State, VolumeSnapshot};
 use engine::types::Policy;
@@ -282,6 +284,7 @@ const VIEW_METRICS: &[ViewMetric] = &[
 pub fn text(view: &View, history: &History) -> String {
     let mut out = String::new();
     host(&mut out, view);
+    pools(&mut out, view);
     let volumes = VOLUME_METRICS.iter().map(|metric| (metric, false));
     let overlays = OVERLAY_METRICS.iter().map(|metric| (metric, true));
     for ((name, kind, help, value), only_overlays) in volumes.chain(overlays) {
@@ -642,6 +645,46 @@ fn host(out: &mut String, view: &View) {
         };
         head(out, &format!("tenuto_{name}"), kind, help);
         let _ = writeln!(out, "tenuto_{name} {value}");
+    }
+}
+
+type PoolMetric = (&'static str, &'static str, fn(&PoolShown) -> u64);
+
+const POOL_METRICS: [PoolMetric; 4] = [
+    ("pool_members", "Members of a pool.", |pool| {
+        pool.members.len() as u64
+    }),
+    (
+        "pool_members_moved",
+        "Members that have the image of their pool.",
+        |pool| {
+            let now = pool.record.image.generation;
+            let moved = pool.members.iter().filter(|it| it.generation == now);
+            moved.count() as u64
+        },
+    ),
+    (
+        "pool_members_unhealthy",
+        "Members that something is wrong with.",
+        |pool| {
+            let ill = pool.members.iter().filter(|it| it.trouble.is_some());
+            ill.count() as u64
+        },
+    ),
+    (
+        "pool_went_back",
+        "1 while a pool has the image before again, by itself.",
+        |pool| u64::from(pool.record.rollout.went_back.is_some()),
+    ),
+];
+
+fn pools(out: &mut String, view: &View) {
+    let pools = &view.look.pools;
+    for (name, help, value) in POOL_METRICS.iter().filter(|_| !pools.is_empty()) {
+        head(out, &format!("tenuto_{name}"), "gauge", help);
+        for (pool, shown) in pools {
+            let _ = writeln!(out, "tenuto_{name}{{pool=\"{pool}\"}} {}", value(shown));
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! Owns the form of an order and of the documents. Deliberately absent: what a refresh is
 //! ([`crate::pool`]), and how it is carried out (`daemon::pools`).
 
+use super::events::{Kind, Notice, Severity};
 use super::{Admin, Known, Look, Outcome};
 use crate::config::pool::check_image;
 use crate::config::{Value as Given, units};
@@ -11,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::pool::members::CloneKind;
 use crate::pool::{Asked, Phase};
 use serde_json::{Map, Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 const SOAK_DEFAULT_MS: u64 = 600_000;
@@ -47,8 +48,8 @@ impl Refresh {
             ));
         }
         let asked = &refresh.asked;
-        if asked.canaries.is_empty() && asked.percents.len() <= 1 && !document.contains_key("soak")
-        {
+        let one_step = asked.canaries.is_empty() && matches!(asked.percents[..], [] | [100]);
+        if one_step && !document.contains_key("soak") {
             // There is no later step that waits for it.
             refresh.asked.soak_ms = 0;
         }
@@ -175,6 +176,50 @@ pub(super) fn renew_members(known: &mut Known, look: &Look) {
     }
 }
 
+/// What is compared of a pool: where it stands, with which generation.
+pub(super) type Seen = (Phase, u64);
+
+/// What is new of pools since the last look.
+pub(super) fn changes(
+    seen: &mut BTreeMap<String, Seen>,
+    look: &Look,
+    tell: &mut dyn FnMut(Notice),
+) {
+    for (name, pool) in &look.pools {
+        let record = &pool.record;
+        let now = (record.phase, record.image.generation);
+        let before = seen.insert(name.clone(), now);
+        let Some(before) = before.filter(|before| *before != now) else {
+            continue;
+        };
+        // A pool may be back before anything has looked.
+        let back = record.rollout.went_back.as_ref();
+        let back = back.filter(|_| before.1 != now.1);
+        let image = record.image.path.display();
+        let (severity, words) = match (record.phase, back) {
+            (_, Some(why)) => (
+                Severity::Error,
+                format!("pool {name}: goes back to {image}: {why}"),
+            ),
+            (Phase::Rolling, None) => (
+                Severity::Info,
+                format!("pool {name}: members move to {image}"),
+            ),
+            (Phase::Staged, None) => {
+                let staged = record.staged.as_ref().map(|it| it.display().to_string());
+                let staged = staged.unwrap_or_default();
+                (Severity::Info, format!("pool {name}: {staged} is staged"))
+            }
+            (Phase::Stable, None) => (
+                Severity::Info,
+                format!("pool {name}: all members have {image}"),
+            ),
+        };
+        tell(Notice::host(severity, Kind::Pool, words));
+    }
+    seen.retain(|name, _| look.pools.contains_key(name));
+}
+
 /// What `status -x` says of pools.
 pub(super) fn troubles(look: &Look) -> Vec<String> {
     let mut lines = Vec::new();
@@ -259,3 +304,7 @@ fn document(name: &str, pool: &PoolShown) -> Value {
 pub fn shown_time(ms: u64) -> String {
     units::human_seconds(ms / 1000)
 }
+
+#[cfg(test)]
+#[path = "pools_tests.rs"]
+mod tests;

@@ -27,9 +27,6 @@ pub enum Command {
     /// Show one pool and its members
     Show(Named),
     /// Give the members another image, each when its guest has ended
-    #[command(after_help = "Examples:
-  tenuto pool refresh office /mnt/nfs/gold/office-8.img --wait
-  tenuto pool refresh office /mnt/nfs/gold/office-8.img --canary desk-001 --percent 10,50")]
     Refresh(Refresh),
     /// Give the members the image before again, or give up what is staged
     Rollback(Rollback),

@@ -11,6 +11,7 @@ use crate::origin::Format;
 use crate::origin::Place;
 use crate::origin::nbd::uri;
 use crate::origin::written;
+use crate::pool::members::CloneKind;
 use crate::signature;
 use crate::tls::certificates::Unfit;
 use engine::event::ResetOn;
@@ -132,6 +133,7 @@ fn check_words(config: &Config, volume: &Volume) -> Result<(), ConfigError> {
     check_reset(volume).map_err(|wrong| fail("reset-on", wrong))?;
     check_group(volume).map_err(|wrong| fail("group", wrong))?;
     check_replicas(config, volume).map_err(|wrong| fail("replicas", wrong))?;
+    check_pool(config, volume).map_err(|wrong| fail("name", wrong))?;
     let place = Place::parse(&volume.origin).map_err(|why| Wrong::new(why, uri::RIGHT));
     place.map(drop).map_err(|wrong| fail("origin", wrong))
 }
@@ -225,6 +227,22 @@ pub fn check_replicas(config: &Config, volume: &Volume) -> Result<(), Wrong> {
         ),
     };
     Err(Wrong::new(what, format!("{right}, or write replicas = 0")))
+}
+
+/// Which image an overlay stands on is a matter of all hosts that may write it.
+fn check_pool(config: &Config, volume: &Volume) -> Result<(), Wrong> {
+    let pool = config.pool_of(&volume.name);
+    let overlays = pool.filter(|pool| pool.clones == CloneKind::Qcow2);
+    match overlays.filter(|_| config.cluster.is_some()) {
+        None => Ok(()),
+        Some(pool) => Err(Wrong::later(
+            format!(
+                "pools of qcow2 files in a cluster, as {} is one, are",
+                pool.name
+            ),
+            "write clone = \"ephemeral\", or leave the pool out",
+        )),
+    }
 }
 
 fn second_writer(volume: &Volume, other: &Volume) -> Wrong {

@@ -361,6 +361,28 @@ fn a_second_writer_on_one_image_is_refused_under_whatever_name_it_comes() {
 }
 
 #[test]
+fn overlays_of_a_pool_are_refused_in_a_cluster() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let one = image(directory.path(), "one", b"");
+    let text = |kind: &str, cluster: &str| {
+        format!(
+            "{cluster}[[pool]]\nname = \"p\"\nimage = \"{one}\"\nclone = \"{kind}\"\n\
+             members = [\"a\"]\n[[volume]]\nname = \"a\"\norigin = \"{one}\"\n"
+        )
+    };
+    let check = |text: &str| check_text(text, directory.path());
+    let cluster = "[cluster]\nname = \"c\"\nlisten = \"10.0.0.1\"\n";
+    check(&text("ephemeral", cluster)).expect("each host has its own overlays");
+    check(&text("qcow2", "")).expect("no other host writes it");
+    let refused = check(&text("qcow2", cluster)).expect_err("two hosts");
+    assert_eq!(
+        refused.to_string(),
+        "t.toml:10: name: pools of qcow2 files in a cluster, as p is one, are not in this \
+         version; write clone = \"ephemeral\", or leave the pool out"
+    );
+}
+
+#[test]
 fn copies_are_refused_where_there_can_be_none() {
     let directory = tempfile::tempdir().expect("a directory");
     let one = image(directory.path(), "one", b"");

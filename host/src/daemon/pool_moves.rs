@@ -115,6 +115,14 @@ impl Daemon {
         }
     }
 
+    /// Guests that wait with their first ring come in, to whatever is there.
+    pub(super) fn let_guests_in(&self, member: &str) {
+        let came_in = self.entry(member).map(|entry| self.handle.let_in(entry.id));
+        if let Some(Err(error)) = came_in {
+            tracing::error!(volume = %member, "{error}");
+        }
+    }
+
     fn record_move(&self, pool: &str, member: &str) -> Result<(), VolumeError> {
         let change = |it: &mut Record| it.has_come(member, unix_ms_now());
         self.pools.change(pool, change).map(drop)

@@ -1,9 +1,9 @@
 //! Pools: what is ordered of them, what their members do, and the thread that goes on with them.
 //!
-//! Owns the records of pools while the daemon runs. Always true: a record is durable before what it
-//! says is done; orders and the thread change a record one at a time; while a member's storage
-//! hangs only its own pool waits for it. Deliberately absent: what follows from what
-//! ([`crate::pool`]), and how a member gets its image ([`super::pool_moves`]).
+//! Owns the records of pools while the daemon runs. Always true: a record is durable before what
+//! it says is done; orders and the thread change a record one at a time, so while the storage of a
+//! member hangs the pools wait for it, and no other volume does. Deliberately absent: what follows
+//! from what ([`crate::pool`]), and how a member gets its image ([`super::pool_moves`]).
 
 use super::opened::{Joining, open_settled};
 use super::pool_health::{ask_health, unix_ms_now};
@@ -168,7 +168,10 @@ impl Pools {
 
     /// Looks now at the pool of this member.
     fn nudge(&self, member: &str) {
-        let _ = self.sender.send((member.to_owned(), Happened::Ended));
+        let wait = false;
+        let _ = self
+            .sender
+            .send((member.to_owned(), Happened::Ended { wait }));
     }
 
     /// Changes a record durably.
@@ -250,24 +253,34 @@ impl Daemon {
                     state.arrivals.push_back(now);
                     state.came = Some((now, asked));
                 }
-                Happened::Ended | Happened::Stopped => state.came = None,
+                Happened::Ended { .. } | Happened::Stopped => state.came = None,
                 Happened::Waits { .. } => {}
             }
         }
         match happened {
             Happened::Came | Happened::Stopped => {}
-            Happened::Ended => {
+            Happened::Ended { wait } => {
                 self.turn_pool(&pool);
-                // Those who have come meanwhile, also where it does not move.
-                self.let_wait_no_more(member);
+                if wait {
+                    self.show_after_end(member);
+                }
             }
             Happened::Waits { goes_on } => {
                 if !goes_on {
                     self.move_before_answer(&pool, member);
                 }
-                self.let_wait_no_more(member);
+                self.let_guests_in(member);
                 self.turn_pool(&pool);
             }
+        }
+    }
+
+    /// Those who have come after the end of a client find the member, also where it did not move.
+    fn show_after_end(&self, member: &str) {
+        // Another change may have hidden it by now, and shows it when it is over.
+        match self.claim_in_turn(member) {
+            Ok(_claim) => self.let_wait_no_more(member),
+            Err(error) => tracing::error!(volume = %member, "{error}"),
         }
     }
 

@@ -753,6 +753,9 @@ impl Daemon {
         self.backups.forget(name);
         self.front_ends.withdraw(name);
         kept::forget(&self.state_dir, name);
+        if self.pools.of(name).is_some() {
+            self.pools.note(name).remove();
+        }
         self.watches.end(name, &self.handle, &self.state_dir);
         self.hide(name)?;
         let mut table = self.table();

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub enum Happened {
     /// A client came where none was.
     Came,
-    /// The last one has ended.
-    Ended,
+    /// The last one has ended; `wait`: those who come now wait.
+    Ended { wait: bool },
     /// The last one had rings, which have stopped in order.
     Stopped,
     /// A guest with rings waits; it goes on with what it did before, or begins.
@@ -53,8 +53,8 @@ impl Pooled {
             return false;
         }
         self.note.remove();
-        let waits = self.is_due();
-        (self.told)(Happened::Ended);
-        waits
+        let wait = self.is_due();
+        (self.told)(Happened::Ended { wait });
+        wait
     }
 }

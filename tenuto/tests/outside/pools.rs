@@ -305,6 +305,17 @@ fn a_pool_goes_back_by_itself_when_its_canary_is_ill() {
     let wrong = String::from_utf8_lossy(&wrong.stdout).into_owned();
     let words = "pool office went back to the image before: desk-2: ";
     assert!(wrong.contains(words), "{wrong}");
+    let metrics = rig.get("/metrics");
+    for line in [
+        "tenuto_pool_members_moved{pool=\"office\"} 4",
+        "tenuto_pool_went_back{pool=\"office\"} 1",
+    ] {
+        assert!(metrics.contains(line), "{line}");
+    }
+    let words = "pool office: goes back to ";
+    wait_until("it is told", PATIENCE, || {
+        rig.done(&["events"]).contains(words)
+    });
     rig.done(&["pool", "finish", "office"]);
     assert!(rig.tenuto(&["status", "-x"]).status.success());
     daemon.stop();
