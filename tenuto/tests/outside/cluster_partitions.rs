@@ -553,6 +553,9 @@ fn a_host_that_is_lost_while_it_sends_its_copy_is_not_waited_for() {
             sends.is_some()
         });
         let lost = sends.expect("just found");
+        // What is stopped is one connection; the host is lost when the others are as well.
+        wait_until("a part has come", PATIENCE, || net.has_lost(lost, taker));
+        net.lose(lost, taker);
         for other in copies.iter().filter(|at| **at != lost) {
             net.heal(*other, taker);
         }

@@ -116,6 +116,11 @@ impl Relay {
         self.change(|state| state.left[way as usize] = Some(bytes));
     }
 
+    /// Whether so many have.
+    pub fn has_stopped(&self, way: Way) -> bool {
+        self.inner.lock().left[way as usize] == Some(0)
+    }
+
     /// Callers are turned away, and all connections are closed.
     pub fn refuse(&self, refuses: bool) {
         self.change(|state| state.refuses = refuses);
@@ -323,6 +328,12 @@ impl Net {
     pub fn lose_after(&self, from: usize, to: usize, bytes: u64) {
         self.relay(from, to).stop_after(Way::There, bytes);
         self.relay(to, from).stop_after(Way::Back, bytes);
+    }
+
+    /// Whether so many have, where one of the two called the other.
+    pub fn has_lost(&self, from: usize, to: usize) -> bool {
+        let there = self.relay(from, to).has_stopped(Way::There);
+        there || self.relay(to, from).has_stopped(Way::Back)
     }
 
     pub fn cut(&self, one: usize, other: usize) {
