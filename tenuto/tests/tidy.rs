@@ -8,6 +8,8 @@
 mod documents;
 #[path = "tidy/structure.rs"]
 mod structure;
+#[path = "tidy/workplace.rs"]
+mod workplace;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -629,37 +631,6 @@ fn unsafe_code_is_where_the_kernel_is() {
         }
     }
     judge("unsafe", found);
-}
-
-#[test]
-fn nothing_names_the_place_where_it_was_written() {
-    let workplace = root();
-    let mut found = Vec::new();
-    for source in files(&[".rs", ".toml", ".md", ".lock", "justfile", "test", "run"]) {
-        for (at, line) in source.text.lines().enumerate() {
-            let homes = ["/home/", "/root/", "/Users/"];
-            // Paths of guests, whose disks are split, are no paths of a workplace.
-            let line = line.replace("/home/*", "").replace("/root/.cache", "");
-            let of_guests = source.path.starts_with("split/");
-            let inside = !of_guests && homes.iter().any(|home| line.contains(home));
-            let checkout = line.contains(&*workplace.to_string_lossy());
-            if (inside || checkout) && source.path != "tenuto/tests/tidy.rs" {
-                found.push((
-                    source.path.clone(),
-                    format!("{}: a path of a workplace", at + 1),
-                ));
-            }
-            let known = "registry+https://github.com/rust-lang/crates.io-index";
-            let registry = ["registry+", "sparse+", "registry ="].iter();
-            let names_one = registry.clone().any(|word| line.contains(word));
-            let lock = source.path.ends_with(".lock");
-            let config = source.path.contains(".cargo/");
-            if (lock || config) && names_one && !line.contains(known) {
-                found.push((source.path.clone(), format!("{}: a registry", at + 1)));
-            }
-        }
-    }
-    judge("workplace", found);
 }
 
 /// Names of all tests in the sources, and of scenarios of the simulator.

@@ -225,7 +225,11 @@ pub(super) fn troubles(look: &Look) -> Vec<String> {
     let mut lines = Vec::new();
     for (name, pool) in &look.pools {
         if let Some(why) = &pool.record.rollout.went_back {
-            lines.push(format!("pool {name} went back to the image before: {why}"));
+            let what = match pool.record.rollout.back {
+                true => "went back to the image before",
+                false => "does not go to what was staged",
+            };
+            lines.push(format!("pool {name} {what}: {why}"));
         }
         let ill = pool
             .members
@@ -266,21 +270,15 @@ fn document(name: &str, pool: &PoolShown) -> Value {
             "step": rollout.step,
             "steps_left": rollout.steps_left(),
             "percent": rollout.percent(),
-            "canary": rollout.canaries,
-            "percents": rollout.percents,
-            "soak_ms": rollout.soak_ms,
+            "canary": rollout.asked.canaries,
+            "percents": rollout.asked.percents,
+            "soak_ms": rollout.asked.soak_ms,
             "since_unix_ms": rollout.since_unix_ms,
-            "max_failed": rollout.max_failed,
-            "health": rollout.health.as_ref().map(|it| it.display().to_string()),
+            "max_failed": rollout.asked.max_failed,
+            "health": rollout.asked.health.as_ref().map(|it| it.display().to_string()),
         })
     });
     let path = |it: &PathBuf| it.display().to_string();
-    // The file may name the first one, or any that the pool has had since.
-    let named = [
-        Some(&record.image.path),
-        record.previous.as_ref().map(|it| &it.path),
-    ];
-    let differs = !named.contains(&Some(&pool.named)) && record.image.generation == 1;
     json!({
         "name": name,
         "clone": pool.clones.word(),
@@ -289,11 +287,10 @@ fn document(name: &str, pool: &PoolShown) -> Value {
         "generation": record.image.generation,
         "previous": previous,
         "staged": record.staged.as_ref().map(path),
-        "at_unix_ms": rollout.at_unix_ms.filter(|_| record.phase == Phase::Staged),
+        "at_unix_ms": rollout.asked.at_unix_ms.filter(|_| record.phase == Phase::Staged),
         "rollout": rolling,
         "went_back": rollout.went_back,
         "configured_image": path(&pool.named),
-        "image_differs": differs,
         "members_total": members.len(),
         "members_moved": moved,
         "members": members,

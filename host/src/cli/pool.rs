@@ -251,13 +251,6 @@ fn show(document: &Value) -> String {
     if let Some(why) = document["went_back"].as_str() {
         fields.push(("went back", why.into()));
     }
-    if document["image_differs"] == true {
-        let image = text(&document["configured_image"]);
-        let name = text(&document["name"]);
-        let line =
-            format!("the file names {image}; `tenuto pool refresh {name} {image}` goes there");
-        fields.push(("note", line));
-    }
     let mut all = output::fields(&fields);
     let members = document["members"].as_array();
     let rows = members.map_or(&[][..], Vec::as_slice).iter().map(|member| {

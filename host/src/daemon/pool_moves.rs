@@ -8,7 +8,8 @@
 //! Always true: a member that a client uses, or whose guest may come back, does not move; a kill in
 //! between leaves it with the one image or the other, and its overlay empty or its own; one that
 //! cannot have the new image has the one before again. The overlay of a qcow2 member stays beside
-//! the new one until `pool finish`. Deliberately absent: which members move; see [`super::pools`].
+//! the new one until `pool finish`, and takes its name again when the pool goes back. Deliberately
+//! absent: which members move; see [`super::pools`].
 
 use super::pool_health::unix_ms_now;
 use super::volumes::Entry;
@@ -24,7 +25,8 @@ use crate::waiting::Waiting;
 use engine::event::Command;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 
 /// The file beside an overlay under which it stays until `pool finish`.
@@ -52,10 +54,7 @@ impl Daemon {
 
     /// False if a client is there.
     fn try_move(&self, pool: &str, member: &str) -> Result<bool, VolumeError> {
-        let clones = {
-            let known = self.pools.known();
-            known.get(pool).map(|known| known.pool.clones)
-        };
+        let clones = self.pools.clones(pool);
         let record = self.pools.record(pool)?;
         let claim = self.claim_in_turn(member)?;
         let held = self.table().held.get(member).cloned();
@@ -85,7 +84,7 @@ impl Daemon {
         moved.map(|()| true)
     }
 
-    /// Clients that come now wait. False, and they do not, if some are there.
+    /// Clients that come now wait. False, and they do not, if some are there or may come back.
     fn let_clients_wait(&self, entry: &Entry) -> Result<bool, VolumeError> {
         let name = &entry.settings.name;
         let waiting = Waiting::default();
@@ -93,7 +92,9 @@ impl Daemon {
         self.handle.export_away(name, waiting)?;
         // A front end whose rings do not run yet has seen nothing.
         let clients = self.handle.clients_in(entry.id)?;
-        if clients + self.backups.readers(name) == 0 {
+        // One may have come and lost its connection since its pool looked.
+        let may_come_back = self.pools.note(name).is_there();
+        if clients + self.backups.readers(name) == 0 && !may_come_back {
             return Ok(true);
         }
         self.let_wait_no_more(name);
@@ -187,6 +188,7 @@ impl Daemon {
         let volume = entry.id;
         if backing_is(&settings.origin, &record.image.path) {
             // The daemon ended between the exchange and its record.
+            self.end_exchange(&settings.origin)?;
             return self.record_move(pool, member);
         }
         self.command(member, Command::Destage { volume })?;
@@ -206,6 +208,8 @@ impl Daemon {
         self.record_move(pool, member)
     }
 
+    /// The overlay on this image takes the name of the one that is there, and gives it its own: one
+    /// that stayed from before, else an empty one.
     fn exchange_overlay(&self, settings: &VolumeSettings, image: &Path) -> Result<(), VolumeError> {
         let (overlay, former) = (&settings.origin, former_of(&settings.origin));
         let next = next_of(overlay);
@@ -213,26 +217,68 @@ impl Daemon {
             let (overlay, cause) = (overlay.display(), cause(&error));
             VolumeError::Origin(format!("{overlay}: cannot {what}: {cause}"))
         };
-        // Of a move that was cut short.
-        let _ = fs::remove_file(&next);
+        if let Err(error) = fs::remove_file(&next)
+            && error.kind() != ErrorKind::NotFound
+        {
+            return Err(failed(
+                "remove what a move that was cut short has left",
+                error,
+            ));
+        }
+        if backing_is(&former, image) {
+            // What the guest had there before. The other one has a second name at each moment.
+            fs::hard_link(overlay, &next).map_err(|error| failed("keep it", error))?;
+            marks::passed(Phase::Exchange);
+            fs::rename(&former, overlay).map_err(|error| failed("exchange it", error))?;
+            marks::passed(Phase::Exchange);
+            fs::rename(&next, &former).map_err(|error| failed("keep it", error))?;
+        } else {
+            self.make_next(overlay, &next, image)?;
+            // A move that was cut short may have linked it.
+            if !is_same(overlay, &former) {
+                let linked = fs::hard_link(overlay, &former);
+                linked.map_err(|error| failed("keep it as IMAGE.prev", error))?;
+            }
+            marks::passed(Phase::Exchange);
+            fs::rename(&next, overlay).map_err(|error| failed("exchange it", error))?;
+        }
+        let place = overlay.parent().unwrap_or(Path::new("/"));
+        File::open(place)
+            .and_then(|place| place.sync_all())
+            .map_err(|error| failed("sync its directory", error))
+    }
+
+    /// An empty overlay on this image, with the rights of the one that is there.
+    fn make_next(&self, overlay: &Path, next: &Path, image: &Path) -> Result<(), VolumeError> {
         let of = CloneOf {
             image: image.to_owned(),
             plain: false,
         };
         let allow = self.ledgers.images.allow(overlay);
-        clone::make(&next, &of, &allow)?;
-        let rights = fs::metadata(overlay).map_err(|error| failed("look at it", error))?;
-        fs::set_permissions(&next, rights.permissions())
-            .and_then(|()| std::os::unix::fs::chown(&next, Some(rights.uid()), Some(rights.gid())))
-            .map_err(|error| failed("give the next one its rights", error))?;
-        let _ = fs::remove_file(&former);
-        fs::hard_link(overlay, &former).map_err(|error| failed("keep the one before", error))?;
-        marks::passed(Phase::Exchange);
-        fs::rename(&next, overlay).map_err(|error| failed("exchange it", error))?;
-        let place = overlay.parent().unwrap_or(Path::new("/"));
-        File::open(place)
-            .and_then(|place| place.sync_all())
-            .map_err(|error| failed("sync its directory", error))
+        clone::make(next, &of, &allow)?;
+        let given = fs::metadata(overlay).and_then(|rights| {
+            fs::set_permissions(next, rights.permissions())?;
+            chown(next, Some(rights.uid()), Some(rights.gid()))
+        });
+        given.map_err(|error| {
+            let (next, cause) = (next.display(), cause(&error));
+            VolumeError::Origin(format!(
+                "{next}: cannot have the rights of its image: {cause}"
+            ))
+        })
+    }
+
+    /// A daemon that ended in the middle of an exchange has left the other overlay under a third
+    /// name.
+    fn end_exchange(&self, overlay: &Path) -> Result<(), VolumeError> {
+        let (former, next) = (former_of(overlay), next_of(overlay));
+        if former.exists() || !next.exists() {
+            return Ok(());
+        }
+        fs::rename(&next, &former).map_err(|error| {
+            let (next, cause) = (next.display(), cause(&error));
+            VolumeError::Origin(format!("{next}: cannot keep it as IMAGE.prev: {cause}"))
+        })
     }
 
     /// A refresh throws away what guests have in overlays of their own.
@@ -243,10 +289,7 @@ impl Daemon {
         members: &[String],
         discard: bool,
     ) -> Result<(), VolumeError> {
-        let known = self.pools.known();
-        let clones = known.get(pool).map(|known| known.pool.clones);
-        drop(known);
-        if clones != Some(CloneKind::Qcow2) {
+        if self.pools.clones(pool) != Some(CloneKind::Qcow2) {
             return Ok(());
         }
         if record.previous.is_some() {
@@ -255,8 +298,15 @@ impl Daemon {
                  {pool}` first"
             )));
         }
-        let origins = members.iter().filter_map(|it| self.entry(it));
-        let bytes = origins.map(|entry| {
+        let entries = || members.iter().filter_map(|it| self.entry(it));
+        let mut former = entries().map(|entry| former_of(&entry.settings.origin));
+        if let Some(former) = former.find(|it| fs::symlink_metadata(it).is_ok()) {
+            let former = former.display();
+            return Err(VolumeError::Settings(format!(
+                "pool {pool}: {former} is in the way of what stays from before; move it elsewhere"
+            )));
+        }
+        let bytes = entries().map(|entry| {
             let meta = fs::metadata(&entry.settings.origin);
             meta.map_or(0, |meta| meta.blocks() * 512)
         });
@@ -275,10 +325,7 @@ impl Daemon {
 
     /// Removes what stayed of overlays on the image before.
     pub(super) fn remove_former_overlays(&self, pool: &str) -> Result<(), VolumeError> {
-        let known = self.pools.known();
-        let clones = known.get(pool).map(|known| known.pool.clones);
-        drop(known);
-        if clones != Some(CloneKind::Qcow2) {
+        if self.pools.clones(pool) != Some(CloneKind::Qcow2) {
             return Ok(());
         }
         for member in self.members(pool)? {
@@ -288,7 +335,7 @@ impl Daemon {
             let former = former_of(&entry.settings.origin);
             match fs::remove_file(&former) {
                 Ok(()) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => {
                     let (former, cause) = (former.display(), cause(&error));
                     return Err(VolumeError::Origin(format!(
@@ -301,6 +348,11 @@ impl Daemon {
     }
 }
 
+fn is_same(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| fs::metadata(path).map(|meta| (meta.dev(), meta.ino()));
+    identity(one).is_ok_and(|it| identity(other).is_ok_and(|other| it == other))
+}
+
 /// Whether an overlay stands on this file.
 fn backing_is(overlay: &Path, image: &Path) -> bool {
     let Ok(header) = written::look(overlay) else {
@@ -309,9 +361,5 @@ fn backing_is(overlay: &Path, image: &Path) -> bool {
     let Ok(Some(backing)) = crate::origin::chain::backing_of(overlay, &header) else {
         return false;
     };
-    let identity = |path: &Path| {
-        let meta = fs::metadata(path).ok()?;
-        Some((meta.dev(), meta.ino()))
-    };
-    identity(&backing).is_some_and(|it| Some(it) == identity(image))
+    is_same(&backing, image)
 }

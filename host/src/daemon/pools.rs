@@ -39,7 +39,7 @@ const REST_POLL: Duration = Duration::from_millis(200);
 
 /// What is known of a member since the last switch.
 #[derive(Default)]
-pub(super) struct Member {
+struct Member {
     due: Arc<AtomicBool>,
     arrivals: VecDeque<u64>,
     /// When its client came, and how much it had asked for by then.
@@ -52,20 +52,40 @@ pub(super) struct Member {
 
 /// All pools of the daemon.
 pub(super) struct Pools {
-    pub(super) records: Records,
+    records: Records,
     boot: String,
     /// Held for a copy, or to set plain data.
     known: Mutex<BTreeMap<String, Known>>,
     /// Held while a record is changed, over all that this takes.
-    pub(super) turn: Mutex<()>,
-    events: Mutex<Option<Receiver<(String, Happened)>>>,
-    sender: Sender<(String, Happened)>,
+    turn: Mutex<()>,
+    events: Mutex<Option<Receiver<Event>>>,
+    sender: Sender<Event>,
 }
 
-pub(super) struct Known {
-    pub(super) pool: Settings,
-    pub(super) record: Record,
-    pub(super) members: HashMap<String, Member>,
+struct Known {
+    pool: Settings,
+    record: Record,
+    members: HashMap<String, Member>,
+    health: Health,
+}
+
+/// How far the health program is with the members of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Health {
+    Unasked,
+    Asking,
+    Asked,
+}
+
+/// What the thread of the pools is told.
+enum Event {
+    Member(String, Happened),
+    /// In this generation and step.
+    Answered {
+        pool: String,
+        of: (u64, usize),
+        ill: Vec<(String, String)>,
+    },
 }
 
 /// A pool, as it is shown.
@@ -112,6 +132,7 @@ impl Pools {
                     pool,
                     record,
                     members,
+                    health: Health::Unasked,
                 },
             );
         }
@@ -126,7 +147,7 @@ impl Pools {
         })
     }
 
-    pub fn known(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -139,6 +160,10 @@ impl Pools {
         let known = self.known();
         let found = known.values().find(|known| known.pool.has(volume));
         found.map(|known| known.pool.name.clone())
+    }
+
+    pub fn clones(&self, pool: &str) -> Option<CloneKind> {
+        self.known().get(pool).map(|known| known.pool.clones)
     }
 
     pub fn note(&self, member: &str) -> Note {
@@ -161,17 +186,15 @@ impl Pools {
             due,
             told: Box::new(move |happened| {
                 // Without the thread the daemon is ending.
-                let _ = sender.send((name.clone(), happened));
+                let _ = sender.send(Event::Member(name.clone(), happened));
             }),
         })
     }
 
     /// Looks now at the pool of this member.
     fn nudge(&self, member: &str) {
-        let wait = false;
-        let _ = self
-            .sender
-            .send((member.to_owned(), Happened::Ended { wait }));
+        let ended = Happened::Ended { wait: false };
+        let _ = self.sender.send(Event::Member(member.to_owned(), ended));
     }
 
     /// Changes a record durably.
@@ -231,7 +254,8 @@ impl Daemon {
                     return;
                 };
                 match event {
-                    Ok((member, happened)) => daemon.hear_of_member(&member, happened),
+                    Ok(Event::Member(member, happened)) => daemon.hear_of_member(&member, happened),
+                    Ok(Event::Answered { pool, of, ill }) => daemon.hear_of_health(&pool, of, ill),
                     Err(RecvTimeoutError::Timeout) => daemon.turn_pools(),
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
@@ -244,14 +268,14 @@ impl Daemon {
         let Some(pool) = self.pools.of(member) else {
             return;
         };
-        let asked = self.asked_for(member).unwrap_or(0);
         let now = unix_ms_now();
+        let came = (happened == Happened::Came).then(|| (now, self.asked_for(member)));
         if let Some(known) = self.pools.known().get_mut(&pool) {
             let state = known.members.entry(member.to_owned()).or_default();
             match happened {
                 Happened::Came => {
                     state.arrivals.push_back(now);
-                    state.came = Some((now, asked));
+                    state.came = came;
                 }
                 Happened::Ended { .. } | Happened::Stopped => state.came = None,
                 Happened::Waits { .. } => {}
@@ -295,11 +319,9 @@ impl Daemon {
     }
 
     /// What clients of a volume have asked for so far.
-    fn asked_for(&self, member: &str) -> Option<u64> {
-        let volumes = self.handle.snapshot().ok()?.engine.volumes;
-        let volume = volumes.iter().find(|it| it.name == member)?;
-        let counters = &volume.counters;
-        Some(counters.reads.requests + counters.writes.requests)
+    fn asked_for(&self, member: &str) -> u64 {
+        let clients = self.clients_by_name();
+        clients.map_or(0, |all| all.get(member).map_or(0, |(_, asked)| *asked))
     }
 
     fn turn_pools(&self) {
@@ -326,9 +348,11 @@ impl Daemon {
         loop {
             let record = self.pools.record(name)?;
             let now = unix_ms_now();
-            let at = record.rollout.at_unix_ms;
-            if record.phase == Phase::Staged && at.is_some_and(|at| at <= now) {
-                self.switch_pool(name)?;
+            let at = record.rollout.asked.at_unix_ms;
+            if let Some(staged) = &record.staged
+                && at.is_some_and(|at| at <= now)
+            {
+                self.switch_pool(name, staged)?;
                 continue;
             }
             if record.phase != Phase::Rolling {
@@ -345,14 +369,16 @@ impl Daemon {
             }
             let record = self.pools.record(name)?;
             let facts = self.facts(name, &record)?;
-            let mut next = record.next(&facts, unix_ms_now());
-            if matches!(next, Next::Step | Next::Stable) && self.find_ill(name, &record, &facts) {
-                next = record.next(&self.facts(name, &record)?, unix_ms_now());
+            let next = record.next(&facts, unix_ms_now());
+            let ends = matches!(next, Next::Step | Next::Stable);
+            if ends && !self.was_asked(name, &record, &facts) {
+                return Ok(());
             }
             match next {
                 Next::Wait => return Ok(()),
                 Next::Step => {
                     self.pools.change(name, |it| it.step(unix_ms_now()))?;
+                    self.forget_answers(name);
                 }
                 Next::Stable => {
                     self.pools.change(name, Record::settle)?;
@@ -455,23 +481,58 @@ impl Daemon {
         }
     }
 
-    /// Asks the health program of a roll-out for each member that has the new image. True if one is
-    /// ill.
-    fn find_ill(&self, name: &str, record: &Record, facts: &[Fact]) -> bool {
-        let Some(program) = &record.rollout.health else {
-            return false;
+    /// Whether the health program of a roll-out was asked for each member that has the new image,
+    /// since the step began. If not it is asked, on a thread of its own: guests wait for this one.
+    fn was_asked(&self, name: &str, record: &Record, facts: &[Fact]) -> bool {
+        let Some(program) = record.rollout.asked.health.clone() else {
+            return true;
         };
+        let mut known = self.pools.known();
+        let Some(known) = known.get_mut(name) else {
+            return true;
+        };
+        match known.health {
+            Health::Asked => return true,
+            Health::Asking => return false,
+            Health::Unasked => known.health = Health::Asking,
+        }
         let on_new = facts.iter().filter(|it| record.moved.contains(&it.name));
-        let mut found = false;
-        for fact in on_new {
-            let ill = ask_health(program, &fact.name).err();
-            found |= ill.is_some();
-            if let Some(known) = self.pools.known().get_mut(name) {
-                let state = known.members.entry(fact.name.clone()).or_default();
-                state.ill = ill;
+        let members: Vec<String> = on_new.map(|it| it.name.clone()).collect();
+        let (sender, pool) = (self.pools.sender.clone(), name.to_owned());
+        let of = (record.image.generation, record.rollout.step);
+        let asks = move || {
+            let ask = |member: &String| Some((member.clone(), ask_health(&program, member).err()?));
+            let ill = members.iter().filter_map(ask).collect();
+            // Without the thread of the pools the daemon is ending.
+            let _ = sender.send(Event::Answered { pool, of, ill });
+        };
+        let thread = thread::Builder::new().name("pool health".into());
+        if let Err(error) = thread.spawn(asks) {
+            tracing::error!("pool {name}: a thread for its health program: {error}");
+            known.health = Health::Unasked;
+        }
+        false
+    }
+
+    /// The health program was asked for all, and these are ill.
+    fn hear_of_health(&self, name: &str, of: (u64, usize), ill: Vec<(String, String)>) {
+        if let Some(known) = self.pools.known().get_mut(name)
+            && known.health == Health::Asking
+            && of == (known.record.image.generation, known.record.rollout.step)
+        {
+            known.health = Health::Asked;
+            for (member, why) in ill {
+                known.members.entry(member).or_default().ill = Some(why);
             }
         }
-        found
+        self.turn_pool(name);
+    }
+
+    /// Another step asks again.
+    fn forget_answers(&self, name: &str) {
+        if let Some(known) = self.pools.known().get_mut(name) {
+            known.health = Health::Unasked;
+        }
     }
 
     /// All pools as they are, by name.
@@ -547,7 +608,7 @@ impl Daemon {
         // One record, so that an order that is cut short has been carried out or not.
         let record = self.pools.change(name, |it| {
             if it.phase == Phase::Staged {
-                it.unstage();
+                it.unstage(None);
             }
             if it.previous.is_some() {
                 it.finish();
@@ -567,7 +628,14 @@ impl Daemon {
     }
 
     /// The time of what is staged has come.
-    fn switch_pool(&self, name: &str) -> Result<(), VolumeError> {
+    fn switch_pool(&self, name: &str, staged: &Path) -> Result<(), VolumeError> {
+        let members = self.members(name)?;
+        if let Err(error) = self.look_at_refresh(name, staged, &members) {
+            // It is not what it was when it was staged.
+            let why = Some(error.to_string());
+            self.pools.change(name, |it| it.unstage(why))?;
+            return Err(error);
+        }
         self.forget_trials(name);
         let record = self.pools.change(name, |it| it.switch(unix_ms_now()))?;
         tell_switch(&record);
@@ -576,6 +644,7 @@ impl Daemon {
 
     fn forget_trials(&self, name: &str) {
         if let Some(known) = self.pools.known().get_mut(name) {
+            known.health = Health::Unasked;
             for state in known.members.values_mut() {
                 state.arrivals.clear();
                 state.came = None;
@@ -591,8 +660,16 @@ impl Daemon {
         let record = self.pools.record(name)?;
         match (record.phase, &record.previous) {
             (Phase::Staged, _) => {
-                self.pools.change(name, Record::unstage)?;
+                self.pools.change(name, |it| it.unstage(None))?;
                 return Ok(());
+            }
+            _ if record.rollout.back => {
+                let image = record.image.path.display();
+                let why = format!(
+                    "it is going back to {image} already, or has; another image comes by `tenuto \
+                     pool refresh {name}`"
+                );
+                return Err(refused(name, &why));
             }
             (_, None) => {
                 let why = "there is no image before; it was let go of by `pool finish`, or the \
@@ -631,8 +708,11 @@ impl Daemon {
             };
             return Err(refused(name, &why));
         }
-        self.remove_former_overlays(name)?;
         if record.previous.is_some() {
+            self.remove_former_overlays(name)?;
+        }
+        // What is told of a refresh that went wrong is over as well.
+        if record.previous.is_some() || record.rollout.went_back.is_some() {
             self.pools.change(name, Record::finish)?;
         }
         Ok(())
@@ -655,9 +735,7 @@ impl Daemon {
         members: &[String],
     ) -> Result<(), VolumeError> {
         let entries: Vec<_> = members.iter().filter_map(|it| self.entry(it)).collect();
-        let known = self.pools.known();
-        let clones = known.get(name).map(|known| known.pool.clones);
-        drop(known);
+        let clones = self.pools.clones(name);
         let Some((first, clones)) = entries.first().zip(clones) else {
             return Err(refused(name, "no member of it is served here"));
         };

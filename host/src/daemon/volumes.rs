@@ -598,11 +598,7 @@ impl Daemon {
         let claim = self.claim(&settings.name)?;
         let name = &claim.name;
         let mut entry = self.known(name)?;
-        let mut settings = settings;
-        if self.pools.of(name).is_some() {
-            // Its image is what the record of its pool says.
-            settings.origin.clone_from(&entry.settings.origin);
-        }
+        let settings = self.as_member(settings);
         if let Some(what) = needs_restart(&entry.settings, &settings) {
             return Err(VolumeError::Settings(format!(
                 "volume {name}: {what} cannot change while it runs; remove the volume and add it"

@@ -11,8 +11,23 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rollout {
+    pub asked: Asked,
+    /// The canaries, if there are some, are step 0.
+    pub step: usize,
+    /// Since when nothing has moved in this step.
+    pub since_unix_ms: u64,
+    /// It goes to the image before.
+    pub back: bool,
+    /// Why, if it does so by itself, or why what was staged was not switched to.
+    pub went_back: Option<String>,
+}
+
+/// What is ordered of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asked {
     pub canaries: BTreeSet<String>,
-    /// Of all members, growing; the last one is 100.
+    /// Of all members, growing; the last one of a roll-out is 100.
     pub percents: Vec<u8>,
     pub soak_ms: u64,
     /// More unhealthy members than this, and the pool goes back.
@@ -21,62 +36,39 @@ pub struct Rollout {
     pub health: Option<PathBuf>,
     /// When it switches by itself.
     pub at_unix_ms: Option<u64>,
-    /// The canaries, if there are some, are step 0.
-    pub step: usize,
-    /// Since when nothing has moved in this step.
-    pub since_unix_ms: u64,
-    /// Why it has gone back, if it has.
-    pub went_back: Option<String>,
-}
-
-/// What is ordered of a pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
-    pub canaries: BTreeSet<String>,
-    pub percents: Vec<u8>,
-    pub soak_ms: u64,
-    pub max_failed: u32,
-    pub health: Option<PathBuf>,
-    pub at_unix_ms: Option<u64>,
 }
 
 impl Rollout {
-    pub fn of(asked: Asked) -> Rollout {
-        let mut percents = asked.percents;
-        if percents.last() != Some(&100) {
-            percents.push(100);
+    pub fn of(mut asked: Asked) -> Rollout {
+        if asked.percents.last() != Some(&100) {
+            asked.percents.push(100);
         }
         Rollout {
-            canaries: asked.canaries,
-            percents,
-            soak_ms: asked.soak_ms,
-            max_failed: asked.max_failed,
-            health: asked.health,
-            at_unix_ms: asked.at_unix_ms,
+            asked,
             ..Rollout::default()
         }
     }
 
     fn first_percent(&self) -> usize {
-        usize::from(!self.canaries.is_empty())
+        usize::from(!self.asked.canaries.is_empty())
     }
 
     /// Steps after this one; none if it is at no step that there is.
     pub fn steps_left(&self) -> Option<usize> {
         // Of a pool that was never refreshed there is no step.
-        let steps = (self.first_percent() + self.percents.len()).max(1);
+        let steps = (self.first_percent() + self.asked.percents.len()).max(1);
         (steps - 1).checked_sub(self.step)
     }
 
     /// Percent of the members that this step takes; none: the canaries only.
     pub fn percent(&self) -> Option<u8> {
         let at = self.step.checked_sub(self.first_percent())?;
-        self.percents.get(at).copied()
+        self.asked.percents.get(at).copied()
     }
 
     pub fn takes(&self, generation: u64, member: &str) -> bool {
         let percent = u64::from(self.percent().unwrap_or(0));
-        self.canaries.contains(member) || place(member, generation) < percent
+        self.asked.canaries.contains(member) || place(member, generation) < percent
     }
 
     pub fn waits_for_all(&self) -> bool {

@@ -44,12 +44,15 @@ impl Record {
         self.rollout = Rollout::of(asked);
     }
 
-    /// What was staged is not wanted.
-    pub fn unstage(&mut self) {
+    /// What was staged is not wanted, or is not what it was.
+    pub fn unstage(&mut self, why: Option<String>) {
         assert!(self.phase == Phase::Staged, "something is staged");
         self.phase = Phase::Stable;
         self.staged = None;
-        self.rollout = Rollout::default();
+        self.rollout = Rollout {
+            went_back: why,
+            ..Rollout::default()
+        };
     }
 
     /// Who starts from now on, and is taken by the first step, finds the image that was staged.
@@ -65,6 +68,7 @@ impl Record {
         let stayed = members.iter().filter(|it| !self.has_moved(it));
         let stayed = stayed.cloned().collect();
         self.rollout = Rollout {
+            back: true,
             went_back: why,
             ..Rollout::of(Asked::default())
         };
@@ -111,7 +115,7 @@ impl Record {
         let mut ill: Vec<&Fact> = ill.collect();
         ill.sort_by(|one, other| one.name.cmp(&other.name));
         // A pool that has gone back has no third image to go to.
-        if ill.len() > rollout.max_failed as usize && rollout.went_back.is_none() {
+        if ill.len() > rollout.asked.max_failed as usize && !rollout.back {
             let first = ill[0];
             let why = first.unhealthy.as_deref().unwrap_or_default();
             let more = match ill.len() {
@@ -123,11 +127,11 @@ impl Record {
         let due = |it: &&Fact| self.is_due(&it.name);
         let left = members.iter().filter(due);
         let waits = left.clone().any(|it| rollout.waits_for_all() || !it.in_use);
-        let soaks = now_unix_ms.saturating_sub(rollout.since_unix_ms) < rollout.soak_ms;
+        let soaks = now_unix_ms.saturating_sub(rollout.since_unix_ms) < rollout.asked.soak_ms;
         match rollout.steps_left() {
             _ if waits || soaks => Next::Wait,
             // The step after takes more, and nothing was tried yet.
-            Some(1..) if rollout.soak_ms > 0 && self.moved.is_empty() && left.count() > 0 => {
+            Some(1..) if rollout.asked.soak_ms > 0 && self.moved.is_empty() && left.count() > 0 => {
                 Next::Wait
             }
             Some(1..) => Next::Step,

@@ -209,6 +209,6 @@ fn what_is_staged_changes_nothing_before_the_switch() {
     assert!(!record.is_due("desk-001"));
     assert_eq!(record.image_of("desk-001").path, Path::new("/gold/old"));
     assert_eq!(record.next(&idle(&members(2)), 9_000), Next::Wait);
-    record.unstage();
+    record.unstage(None);
     assert_eq!(record, Record::first("office", Path::new("/gold/old")));
 }

@@ -77,10 +77,11 @@ impl<E: Decide> Shard<E> {
         let Some(volume) = self.volumes.get(&id) else {
             return;
         };
-        if self.clients_in(id) > 0 || self.is_stopping() {
+        let pooled = volume.pooled.as_ref();
+        let matters = pooled.is_some() || volume.policy == Policy::Ephemeral;
+        if !matters || self.is_stopping() || self.clients_in(id) > 0 {
             return;
         }
-        let pooled = volume.pooled.as_ref();
         if pooled.is_some_and(|pooled| pooled.client_ended(rings)) {
             self.exports.set_volume_away(id);
         }

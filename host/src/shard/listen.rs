@@ -86,7 +86,7 @@ impl ExportTable {
         self.away.insert(name.to_owned(), waiting);
     }
 
-    /// The same for all names of a volume; nobody counts.
+    /// The same for all names of a volume. Those who wait are not counted.
     pub fn set_volume_away(&mut self, volume: VolumeId) {
         let of_volume = |(export, _): &(Export, nbd::Export)| export.volume == volume;
         let all = self.exports.iter().filter(|(_, it)| of_volume(it));

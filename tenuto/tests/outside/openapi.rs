@@ -204,7 +204,7 @@ fn replies_of_a_live_daemon_are_what_the_document_of_the_interface_says() {
         disk.display(),
         u64::MAX
     );
-    for name in ["office", "nobody"] {
+    for name in ["office", "unknown"] {
         let path = format!("/v1/pools/{name}");
         held("POST", &format!("{path}/refresh"), orders, &refresh);
         held("POST", &format!("{path}/refresh"), orders, "{\"colour\":1}");
