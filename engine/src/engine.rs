@@ -16,6 +16,7 @@ use crate::memory::Memory;
 use crate::open::volumes_max;
 use crate::origin::Map;
 use crate::outbox::{Cx, Outbox};
+use crate::sample::Samples;
 use crate::snapshot::{CopyRoom, CopySnapshot, Snapshot, VolumeSnapshot};
 use crate::types::{Geometry, Policy, Serial, Span, Tag, Time, Uuid, VolumeId};
 use alloc::boxed::Box;
@@ -215,6 +216,11 @@ impl Engine {
     /// What the owner of a copy that is kept here may send; told with each acknowledgment.
     pub fn credit(&self, volume: VolumeId) -> Option<Credit> {
         self.core.credit(volume)
+    }
+
+    /// What guests have read since it was asked before, for curves of the cache.
+    pub fn take_samples(&mut self) -> Samples {
+        self.core.reading.sampler.take()
     }
 
     pub fn copy_room(&self) -> CopyRoom {

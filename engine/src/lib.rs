@@ -34,6 +34,7 @@ pub(crate) mod outbox;
 pub(crate) mod ram;
 pub(crate) mod recover;
 pub mod round_robin;
+pub mod sample;
 pub(crate) mod scratch;
 pub(crate) mod settle;
 pub(crate) mod slab;

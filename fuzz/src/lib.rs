@@ -14,11 +14,13 @@ pub mod frame;
 pub mod nbd;
 pub mod nbd_client;
 pub mod places;
+pub mod pool;
 pub mod qcow2;
 pub mod qmp;
 pub mod repair;
 pub mod rings;
 pub mod source;
+pub mod split;
 pub mod text;
 pub mod trace;
 pub mod vault;
@@ -29,7 +31,7 @@ pub mod vhost_user;
 pub type Target = fn(&[u8]) -> bool;
 
 /// Every target under the name of its binary and its corpus.
-pub const TARGETS: [(&str, Target); 37] = [
+pub const TARGETS: [(&str, Target); 39] = [
     ("nbd_session", nbd::session),
     ("nbd_client", nbd_client::session),
     ("qmp", qmp::lines),
@@ -67,4 +69,6 @@ pub const TARGETS: [(&str, Target); 37] = [
     ("frame", frame::frame),
     ("vault", vault::vault),
     ("backup_checkpoint", backup::checkpoint),
+    ("pool_record", pool::record),
+    ("split_rules", split::rules),
 ];

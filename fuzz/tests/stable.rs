@@ -179,4 +179,6 @@ targets! {
     frames_between_hosts: "frame",
     records_of_a_vault_and_messages: "vault",
     checkpoints_of_volumes_survive_any_bytes: "backup_checkpoint",
+    records_of_pools_survive_any_bytes: "pool_record",
+    tables_of_rules_survive_any_bytes: "split_rules",
 }

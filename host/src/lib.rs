@@ -5,6 +5,7 @@
 //! demonstrates, which is in `lab`.
 
 pub mod admin;
+pub mod advise;
 pub mod backup;
 pub mod buffer;
 pub mod cachedev;

@@ -252,6 +252,10 @@ const CLUSTER: &[Verb] = &[
     ("cluster check", &["cluster check", "cluster check --json"]),
     ("cluster leave", &["drain", "cluster leave"]),
     ("cluster forget", &["peer ls", "cluster forget host-c"]),
+    (
+        "advise",
+        &["advise", "advise desk-001 desk-002", "advise --json"],
+    ),
     ("peer ls", &["peer ls", "peer ls --json"]),
 ];
 

@@ -303,6 +303,9 @@ impl Core {
         blocks: Range<u64>,
         extents: Vec<Extent>,
     ) {
+        let first = wanted.sector / BLOCK_SECTORS;
+        let asked = first..wanted.end().div_ceil(BLOCK_SECTORS);
+        self.reading.sample(read, layer, asked);
         match self.reserve_fill(cx.now, source, layer, blocks) {
             Some(fill) => {
                 self.reading.fill(fill).extents = extents;

@@ -95,7 +95,7 @@ pub struct Core {
     pub scratch: Scratch,
     fetches: Fetches,
     /// Reads under way, and what they wait for.
-    reading: reading::Reading,
+    pub reading: reading::Reading,
     /// Where the bytes of images lie that are not raw.
     maps: Maps,
     tables: tables::Tables,
@@ -139,7 +139,7 @@ impl Core {
             lines,
             scratch,
             fetches: Fetches::default(),
-            reading: reading::Reading::default(),
+            reading: reading::Reading::new(config.hash_seed),
             maps: Maps::new(config.map_bytes_max),
             tables: tables::Tables::default(),
             direct: direct::Direct::default(),

@@ -170,6 +170,7 @@ impl Core {
             match self.ram.lookup(Key { layer, block }) {
                 Lookup::Hit(slot) => {
                     hit = true;
+                    self.reading.sample(read, layer, block..block + 1);
                     self.deliver(cx, read, slot, block, part);
                     if self.ram.hit(slot) && !is_base(layer) {
                         self.lines.admit(
@@ -191,6 +192,7 @@ impl Core {
                         upto += 1;
                     }
                     let span = clip(part, block, upto);
+                    self.reading.sample(read, layer, block..upto);
                     self.join_fill(read, fill, span);
                     block = upto;
                 }

@@ -1,14 +1,17 @@
 //! Reads under way, the fills that they wait for, and what of both is tried again later.
 //!
 //! Always true: a read, or a fill, has one number from its beginning to its end; what is held is
-//! under way. Deliberately absent: where a part of a read comes from ([`super::read`],
-//! [`super::fill`]).
+//! under way; of each block that a guest reads the sampler is told once. Deliberately absent: where
+//! a part of a read comes from ([`super::read`], [`super::fill`]).
 
 use super::fill::Fill;
 use super::read_op::ReadOp;
+use crate::ram::Layer;
+use crate::sample::Sampler;
 use crate::slab::Slab;
 use crate::types::{Span, VolumeId};
 use alloc::vec::Vec;
+use core::ops::Range;
 
 #[derive(Default)]
 pub struct Reading {
@@ -18,9 +21,26 @@ pub struct Reading {
     held_fills: Vec<u32>,
     /// The same for reads past the tier, with the part that is missing.
     held_reads: Vec<(u32, Span)>,
+    pub sampler: Sampler,
 }
 
 impl Reading {
+    pub fn new(hash_seed: u64) -> Reading {
+        Reading {
+            sampler: Sampler::new(hash_seed),
+            ..Reading::default()
+        }
+    }
+
+    /// A read takes these blocks of this layer, from wherever they come.
+    #[inline]
+    pub fn sample(&mut self, read: u32, layer: Layer, blocks: Range<u64>) {
+        let op = self.reads.get(read);
+        if op.is_guests() {
+            self.sampler.read(op.volume, layer, blocks);
+        }
+    }
+
     pub fn begin_read(&mut self, op: ReadOp) -> u32 {
         assert!(op.waits > 0, "it waits for itself at least");
         self.reads.insert(op)

@@ -140,6 +140,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         "share": {
             "min_bytes": volume.share.min_bytes,
             "weight": volume.share.weight,
+            "auto": view.configured(&volume.name).is_some_and(|known| known.share_auto),
         },
         "block_bytes": block_bytes(view, &volume.name),
         "limit": limit(view, volume),

@@ -6,6 +6,7 @@
 //! changed nothing. Reads the engine only as plain data. Deliberately absent: HTTP, which is
 //! [`server`]; the shard, which is behind [`Machine`].
 
+mod advice;
 mod changes;
 mod checkpoints;
 pub mod client;
@@ -49,6 +50,7 @@ use crate::origin::mapped::ImageShown;
 use crate::unit::Shown;
 use crate::unit::copies::CopyShown;
 use engine::chart::Spot;
+use engine::sample::Samples;
 use engine::snapshot::{Snapshot, State, VolumeSnapshot};
 use engine::types::{Policy, VolumeId};
 use events::Notice;
@@ -70,6 +72,10 @@ pub trait Machine: Send + Sync + 'static {
     /// is returned.
     fn add_or_hold(&self, settings: VolumeSettings) -> Result<Option<String>>;
     fn tune(&self, settings: VolumeSettings) -> Result<()>;
+    /// What guests have read since it was asked before.
+    fn take_samples(&self) -> Result<Samples> {
+        Ok(Samples::default())
+    }
     fn remove(&self, name: &str, discard_dirty: bool) -> Result<()>;
     /// Orders another policy; returns when the order is taken, what it returns when it is done.
     fn switch(&self, name: &str, policy: Policy) -> Result<Started>;
@@ -259,6 +265,7 @@ pub struct Admin {
     pub socket_look: tokio::sync::Notify,
     pub history: history::History,
     pub recordings: record::Recordings,
+    advisor: advice::Advisor,
     links: OnceLock<Arc<Links>>,
 }
 
@@ -288,6 +295,7 @@ impl Admin {
             socket_look: tokio::sync::Notify::new(),
             history: history::History::default(),
             recordings: record::Recordings::default(),
+            advisor: advice::Advisor::default(),
             links: OnceLock::new(),
         }
     }

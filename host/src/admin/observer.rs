@@ -1,4 +1,4 @@
-//! One thread that takes a look a second, for the history and the events.
+//! One thread that takes a look a second, for the history, the events and the advice.
 //!
 //! Owns the thread and its pace. Always true: it only looks, the way `status` does; nothing waits
 //! for it, and a second in which the daemon has no time to be looked at is a gap in the history.
@@ -88,5 +88,6 @@ impl Watching {
         let seconds = since.map_or(PERIOD, |last| now - last).as_secs_f64();
         let unix_seconds = (now_ms / 1000) as u32;
         self.admin.history.add(&view, unix_seconds, seconds);
+        self.admin.learn(&view, seconds);
     }
 }

@@ -262,6 +262,7 @@ fn routes() -> Vec<Route> {
         ("/v1/pools", &["get"], get(list_pools)),
         ("/v1/pools/{name}", &["get"], get(show_pool)),
         ("/v1/pools/{name}/{verb}", &["post"], post(pool_verb)),
+        ("/v1/advice", &["get"], get(show_advice)),
         ("/v1/history", &["get"], get(history)),
         ("/v1/events", &["get"], get(follow_events)),
         ("/v1/trace", &["get"], get(record)),
@@ -291,6 +292,7 @@ fn readable(admin: Arc<Admin>) -> Router {
         .route("/v1/peers", get(list_peers))
         .route("/v1/pools", get(list_pools))
         .route("/v1/pools/{name}", get(show_pool))
+        .route("/v1/advice", get(show_advice))
         .route("/v1/history", get(history))
         .route("/v1/events", get(follow_events))
         .route("/metrics", get(show_metrics))
@@ -474,6 +476,10 @@ async fn list_pools(State(admin): App) -> Response {
 
 async fn show_pool(State(admin): App, UrlPath(name): UrlPath<String>) -> Response {
     run(move || admin.pool(&name)).await
+}
+
+async fn show_advice(State(admin): App) -> Response {
+    run(move || admin.advice()).await
 }
 
 async fn pool_verb(

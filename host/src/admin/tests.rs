@@ -148,6 +148,7 @@ impl Machine for Fake {
         self.state()
             .orders
             .push(format!("tune {} {limit}", settings.name));
+        self.change(&settings.name, |volume| volume.share = settings.share);
         Ok(())
     }
 
@@ -557,6 +558,48 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
     let of_engine = keys::TUNABLES.iter();
     let of_engine = of_engine.filter(|key| !of_host.contains(key));
     assert_eq!(of_engine.count(), 12);
+}
+
+/// Fails when: a weight is given that nobody asked for, or one that follows nothing.
+#[test]
+fn the_weight_of_an_auto_share_follows_what_is_written() {
+    let house = House::new();
+    let auto = [("share", "auto")];
+    house.add("much", &auto).expect("added");
+    house.add("little", &auto).expect("added");
+    house.add("fixed", &[]).expect("added");
+    let write = |name: &str, bytes: u64| {
+        house.fake.change(name, |volume| {
+            volume.counters.writes.bytes += bytes << 20;
+        });
+    };
+    let learn = |seconds: f64| {
+        let view = house.admin.view().expect("a look");
+        house.admin.learn(&view, seconds);
+    };
+    let weights = || {
+        let view = house.admin.view().expect("a look");
+        let names = ["much", "little", "fixed"];
+        names.map(|name| view.volume(name).expect("known").share.weight)
+    };
+    learn(1.0);
+    write("much", 400);
+    write("little", 100);
+    write("fixed", 100);
+    learn(30.0);
+    assert_eq!(weights(), [100; 3], "a minute is not over");
+    learn(30.0);
+    assert_eq!(weights(), [200, 50, 100]);
+    let orders = house.fake.orders().len();
+    // A little more is no reason.
+    write("little", 10);
+    learn(60.0);
+    assert_eq!(house.fake.orders().len(), orders);
+    let fixed = [("share".to_owned(), Value::from_argument("{ weight = 7 }"))];
+    house.admin.set("much", &fixed).expect("set");
+    write("much", 4000);
+    learn(60.0);
+    assert_eq!(weights()[0], 7);
 }
 
 #[test]

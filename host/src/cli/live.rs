@@ -17,6 +17,7 @@ use crate::shard::record::{Recorded, buffer};
 use crate::unit::Units;
 use engine::chart::{Cursor, Spot};
 use engine::event::{Command, Refusal};
+use engine::sample::Samples;
 use engine::snapshot::VolumeSnapshot;
 use engine::types::{Policy, VolumeId};
 use std::path::PathBuf;
@@ -151,6 +152,11 @@ impl Machine for Live {
         self.0
             .volume_tune(settings)
             .map_err(|error| volume_error(&name, error))
+    }
+
+    fn take_samples(&self) -> Result<Samples> {
+        let samples = self.0.handle().take_samples();
+        samples.map_err(|stopped| stopping(&stopped))
     }
 
     fn remove(&self, name: &str, discard_dirty: bool) -> Result<()> {

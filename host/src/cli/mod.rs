@@ -6,6 +6,7 @@
 //! on standard output. Deliberately absent: what commands do, which is in one file for each family,
 //! and the binary, which joins them with those of the lab.
 
+mod advise;
 mod agent;
 pub mod arguments;
 mod attach;
@@ -134,6 +135,8 @@ pub enum Command {
     /// Refresh clones of one image together: stage, roll out, go back
     #[command(subcommand)]
     Pool(pool::Command),
+    /// Say who needs what of RAM, SSD and log, and which volumes the cache gives nothing
+    Advise(advise::Advise),
     /// Destage everything and write through from then on, to take this host away
     Drain(drain::Drain),
     /// Apply a changed configuration file, and say what needs a restart
@@ -171,6 +174,7 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
         Command::Cluster(command) => cluster::run(context, command),
         Command::Peer(command) => peer::run(context, &command),
         Command::Pool(command) => pool::run(context, &command),
+        Command::Advise(command) => advise::run(context, &command),
         Command::Drain(command) => drain::run(context, &command),
         Command::Reload => reload::run(context),
         Command::Version => version(context),

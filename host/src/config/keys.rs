@@ -543,9 +543,13 @@ pub const VOLUME: &[Key<Volume>] = &[
     Key {
         name: "share",
         default: "{ min = \"0\", weight = 100 }",
-        meaning: "min = room in the log that is its own; weight = its part of the shared room",
+        meaning: "min = room in the log that is its own; weight = its part of the shared room; \
+                  \"auto\": the weight follows what it writes",
         set: set_share,
         show: |volume| {
+            if volume.share_auto {
+                return quote("auto");
+            }
             let Share { min_bytes, weight } = volume.share;
             let min = quote(&units::show_size(min_bytes));
             format!("{{ min = {min}, weight = {weight} }}")
@@ -812,7 +816,11 @@ fn show_tls(tls: &tls::Settings) -> String {
 
 /// What is not named stays as it is.
 fn set_share(volume: &mut Volume, value: &Value) -> Set {
-    let right = "write { min = \"0\", weight = 100 }";
+    let right = "write { min = \"0\", weight = 100 }, or \"auto\"";
+    if *value == Value::Text("auto".into()) {
+        (volume.share, volume.share_auto) = (Share::default(), true);
+        return Ok(());
+    }
     let mut share = volume.share;
     for (name, value) in members(value, right)? {
         let wrong = |wrong: Wrong| Wrong::new(format!("{name}: {}", wrong.what), wrong.right);
@@ -828,7 +836,7 @@ fn set_share(volume: &mut Volume, value: &Value) -> Set {
             _ => return Err(Wrong::new(format!("{name} is no key of share"), right)),
         }
     }
-    volume.share = share;
+    (volume.share, volume.share_auto) = (share, false);
     Ok(())
 }
 
@@ -921,6 +929,7 @@ pub fn default_volume() -> Volume {
         dirty_limit_bytes: 4 * GIB,
         flow: FlowLimits::default(),
         share: Share::default(),
+        share_auto: false,
         block_bytes: 512,
         limit: GuestLimit::default(),
         group: String::new(),

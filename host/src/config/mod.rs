@@ -155,6 +155,8 @@ pub struct Volume {
     pub dirty_limit_bytes: u64,
     pub flow: FlowLimits,
     pub share: Share,
+    /// The daemon chooses its weight, from what it writes.
+    pub share_auto: bool,
     /// Logical block that guests are shown.
     pub block_bytes: u32,
     pub limit: GuestLimit,

@@ -774,4 +774,9 @@ fn a_share_changes_what_it_names_and_is_shown_as_it_is_written() {
     assert_eq!((key.show)(&volume), "{ min = \"0\", weight = 300 }");
     let volume = parse::new_volume(&volume, "b", &values("{ min = \"2GiB\" }")).expect("right");
     assert_eq!((key.show)(&volume), "{ min = \"2GiB\", weight = 300 }");
+    let auto = parse::new_volume(&volume, "c", &values("auto")).expect("right");
+    assert_eq!((key.show)(&auto), "\"auto\"");
+    assert_eq!(auto.share, Share::default());
+    let fixed = parse::new_volume(&auto, "d", &values("{ weight = 7 }")).expect("right");
+    assert_eq!((key.show)(&fixed), "{ min = \"0\", weight = 7 }");
 }

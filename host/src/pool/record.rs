@@ -111,7 +111,8 @@ impl Record {
         self.phase != Phase::Rolling || self.moved.contains(member)
     }
 
-    fn parse(text: &[u8], name: &str) -> Result<Record, String> {
+    /// What a file says of the pool with this name, or why that cannot be.
+    pub fn parse(text: &[u8], name: &str) -> Result<Record, String> {
         let record: Record = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         let rolls = record.phase == Phase::Rolling;
         match () {

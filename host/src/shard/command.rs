@@ -135,13 +135,12 @@ impl<E: Decide> Shard<E> {
                 let _ = answer.send(());
             }
             Request::MoveStage(file, answer) => self.move_stage(&file, answer),
-            Request::Ping(answer) => {
-                let _ = answer.send(());
-            }
+            Request::Ping(answer) => drop(answer.send(())),
             Request::Snapshot(answer) => {
                 self.measure_policies();
                 let _ = answer.send(self.snapshot());
             }
+            Request::Samples(answer) => drop(answer.send(self.engine.take_samples())),
             Request::Chart(volume, from, answer) => {
                 let _ = answer.send(self.engine.chart(volume, from));
             }

@@ -29,6 +29,7 @@ use engine::engine::{OpenError, Settled};
 use engine::event::{Command, Refusal, VolumeSpec};
 use engine::image::Image;
 use engine::origin::Map;
+use engine::sample::Samples;
 use engine::snapshot::{CopyRoom, CopySnapshot, Snapshot};
 use engine::types::{PeerId, Time, Uuid, VolumeId};
 use std::fs::File;
@@ -265,6 +266,7 @@ pub(super) enum Request<S> {
     MoveStage(File, Answer<io::Result<()>>),
     Ping(Answer<()>),
     Snapshot(Answer<HostSnapshot>),
+    Samples(Answer<Samples>),
     Chart(VolumeId, Cursor, Answer<Result<Page, Refusal>>),
     Listen(OwnedFd, ListenerScope, Answer<()>),
     HandOn(OwnedFd, ListenerScope, Greeter, Answer<()>),
@@ -478,6 +480,11 @@ impl<S> Handle<S> {
 
     pub async fn snapshot_async(&self) -> Result<HostSnapshot, Stopped> {
         self.ask_async(Request::Snapshot).await
+    }
+
+    /// What guests have read since it was asked before.
+    pub fn take_samples(&self) -> Result<Samples, Stopped> {
+        self.ask(Request::Samples)
     }
 
     /// One page of what of a volume lies where.

@@ -51,6 +51,7 @@ use engine::image::Image;
 use engine::layout::Part;
 use engine::memory::Memory;
 use engine::origin::Map;
+use engine::sample::Samples;
 use engine::snapshot::{CopyRoom, CopySnapshot, Snapshot};
 use engine::types::{
     ConnectionId, IoId, Policy, RequestId, Serial, Span as Sectors, Tag, Time, Uuid, VolumeId,
@@ -138,6 +139,8 @@ pub trait Decide: Send + 'static {
     /// What the owner of a copy that is kept here may send.
     fn credit(&self, volume: VolumeId) -> Option<Credit>;
     fn copy_room(&self) -> CopyRoom;
+    /// What guests have read since it was asked before.
+    fn take_samples(&mut self) -> Samples;
 }
 
 impl Decide for Engine {
@@ -240,6 +243,10 @@ impl Decide for Engine {
 
     fn copy_room(&self) -> CopyRoom {
         Engine::copy_room(self)
+    }
+
+    fn take_samples(&mut self) -> Samples {
+        Engine::take_samples(self)
     }
 }
 

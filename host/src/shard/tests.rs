@@ -319,6 +319,10 @@ impl Decide for PassThrough {
         None
     }
 
+    fn take_samples(&mut self) -> engine::sample::Samples {
+        Default::default()
+    }
+
     fn copy_room(&self) -> engine::snapshot::CopyRoom {
         Default::default()
     }

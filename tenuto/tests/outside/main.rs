@@ -5,6 +5,7 @@
 // Tests may unwrap; the lint knows that only of functions with `#[test]`, not of their helpers.
 #![allow(clippy::unwrap_used)]
 
+mod advise;
 mod agents;
 mod backup;
 mod backup_agent;

@@ -218,6 +218,7 @@ fn replies_of_a_live_daemon_are_what_the_document_of_the_interface_says() {
         let path = format!("/v1/cluster/{order}");
         held("POST", &path, &path, "");
     }
+    held("GET", "/v1/advice", "/v1/advice", "");
     held("GET", "/v1/trace", "/v1/trace", "");
     held("GET", "/v1/trace?volume=nobody", "/v1/trace", "");
     held("DELETE", "/v1/trace/7", "/v1/trace/{number}", "");

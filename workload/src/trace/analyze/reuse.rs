@@ -3,9 +3,11 @@
 //! Owns a sample of the blocks, chosen by a hash of their place, and the order in which these were
 //! last asked for (SHARDS of fixed size: Waldspurger et al., FAST '15). Always true: while all
 //! blocks fit the sample the curve is exact at its points; later a distance in the sample counts as
-//! so much longer as the sample is smaller, each reference as so many more, and what the sample
-//! has too few or too many goes to the shortest distance (SHARDS-adj). Memory is fixed. Writes
-//! bring blocks into the cache as reads do; the ratio is that of the reads.
+//! so much longer as the sample is smaller, each reference as so many more, and what the sample has
+//! too few or too many goes to the shortest distance (SHARDS-adj). Memory is fixed. Writes bring
+//! blocks into the cache as reads do; the ratio is that of the reads. A sample that was chosen
+//! before can be given, with the number of all ([`Reuse::of_sample`]); what was long ago can be
+//! made to count for less ([`Reuse::age`]).
 
 use super::blocks::{MixedMap, mixed};
 use std::collections::BinaryHeap;
@@ -28,7 +30,7 @@ pub struct Reuse {
     /// Weights of distances.
     reads: Vec<f64>,
     reads_new: f64,
-    reads_counted: u64,
+    reads_counted: f64,
     all: Vec<f64>,
     all_new: f64,
     all_counted: u64,
@@ -48,6 +50,10 @@ pub struct Curve {
     pub first_ratio: f64,
     /// One when the curve is exact.
     pub sample_rate: f64,
+    /// Reads of the sample, as it weighs them, beside all that there were.
+    pub sampled_ratio: f64,
+    /// Of the sample alone: reads whose block was asked for before.
+    pub repeated_ratio: f64,
     /// In blocks, of all requests, where known: half, and nine tenths of the repeated ones.
     pub median_distance: Option<u64>,
     pub p90_distance: Option<u64>,
@@ -64,10 +70,18 @@ impl Reuse {
             order: Order::new(samples_max * PLACES_PER_SAMPLE),
             reads: vec![0.0; BINS],
             reads_new: 0.0,
-            reads_counted: 0,
+            reads_counted: 0.0,
             all: vec![0.0; BINS],
             all_new: 0.0,
             all_counted: 0,
+        }
+    }
+
+    /// Of blocks that were chosen before: their hashes are below this threshold.
+    pub fn of_sample(samples_max: usize, threshold: u64) -> Reuse {
+        Reuse {
+            threshold,
+            ..Reuse::new(samples_max)
         }
     }
 
@@ -80,8 +94,19 @@ impl Reuse {
 
     pub fn touch(&mut self, disk: u32, block: u64, write: bool) {
         self.all_counted += 1;
-        self.reads_counted += u64::from(!write);
+        self.reads_counted += if write { 0.0 } else { 1.0 };
         let hash = mixed(block ^ mixed(u64::from(disk) ^ 0x2545_f491_4f6c_dd1d));
+        self.touch_hash(hash, write);
+    }
+
+    /// So many blocks were read, in the sample or not.
+    pub fn count_reads(&mut self, blocks: u64) {
+        self.all_counted += blocks;
+        self.reads_counted += blocks as f64;
+    }
+
+    /// A request for a block with this hash, which was counted.
+    pub fn touch_hash(&mut self, hash: u64, write: bool) {
         if hash >= self.threshold {
             return;
         }
@@ -106,6 +131,15 @@ impl Reuse {
         if self.last.len() > self.samples_max {
             self.shrink();
         }
+    }
+
+    /// What was counted so far counts for half. Which blocks were asked for stays known.
+    pub fn age(&mut self) {
+        let weights = self.reads.iter_mut().chain(&mut self.all);
+        weights.for_each(|weight| *weight /= 2.0);
+        self.reads_new /= 2.0;
+        self.all_new /= 2.0;
+        self.reads_counted /= 2.0;
     }
 
     /// Gives up the block with the largest hash, and with it all larger ones.
@@ -133,7 +167,7 @@ impl Reuse {
     }
 
     pub fn curve(&self) -> Curve {
-        let total = self.reads_counted as f64;
+        let total = self.reads_counted;
         let sampled: f64 = self.reads.iter().sum::<f64>() + self.reads_new;
         let mut curve = Curve {
             sample_rate: self.rate(),
@@ -141,9 +175,16 @@ impl Reuse {
             p90_distance: quantile(&self.all, 0.9),
             ..Curve::default()
         };
-        if self.reads_counted == 0 {
+        if self.reads_counted < 1.0 {
             return curve;
         }
+        curve.sampled_ratio = sampled / total;
+        let repeated: f64 = self.reads.iter().sum();
+        curve.repeated_ratio = if sampled > 0.0 {
+            repeated / sampled
+        } else {
+            0.0
+        };
         curve.first_ratio = (self.reads_new / total).clamp(0.0, 1.0);
         let last = self.reads.iter().rposition(|weight| *weight > 0.0);
         let mut hits = total - sampled;
@@ -354,6 +395,37 @@ mod tests {
                 assert!(off < 1e-9, "seed {seed}: {point:?} is {exact}");
             }
         }
+    }
+
+    #[test]
+    fn a_sample_that_was_chosen_before_gives_the_same_curve() {
+        let threshold = u64::MAX >> 4;
+        let (mut all, mut sample) = (Reuse::new(1 << 20), Reuse::of_sample(1 << 20, threshold));
+        all.threshold = threshold;
+        for (block, _) in touches(50_000, 20_000, 3) {
+            all.touch(0, block, false);
+            let hash = mixed(block ^ mixed(0x2545_f491_4f6c_dd1d));
+            sample.count_reads(1);
+            if hash < threshold {
+                sample.touch_hash(hash, false);
+            }
+        }
+        assert_eq!(all.curve(), sample.curve());
+        assert!(sample.curve().sample_rate < 0.07);
+    }
+
+    #[test]
+    fn what_is_old_counts_for_less_and_what_is_new_for_all() {
+        let mut reuse = Reuse::new(1 << 10);
+        // Each is read once: no cache helps.
+        (0..600).for_each(|block| reuse.touch(0, block, false));
+        assert_eq!(reuse.curve().first_ratio, 1.0);
+        (0..10).for_each(|_| reuse.age());
+        // From now on ten blocks are read again and again.
+        (0..600).for_each(|at| reuse.touch(0, at % 10, false));
+        let curve = reuse.curve();
+        assert!(curve.at(10).expect("a point") < 0.05, "{curve:?}");
+        assert!(curve.first_ratio < 0.01);
     }
 
     /// The bound is the one that the documents state.
