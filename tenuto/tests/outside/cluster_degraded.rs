@@ -62,11 +62,14 @@ fn what_is_flushed_without_a_copy_outlives_the_host_and_its_ssd() {
     let flushed = promise.contains("it is on the origin") || promise.contains(all);
     assert!(flushed, "{promise}");
     cluster.write(0, &mut load, 100);
-    // A daemon that begins again with no more than the image has goes on so at once.
+    // A daemon that begins again goes on so. Its log may not know yet that the image has all: it
+    // makes sure of that first.
     let shown = effective(&cluster, 0, "write-through");
     assert_eq!(shown["dirty_bytes"], 0, "{shown}");
     cluster.hosts[0].kill();
     cluster.start(0);
+    cluster.write(0, &mut load, 10);
+    effective(&cluster, 0, "write-through");
     lost_with_its_ssd(&mut cluster, &mut load, 0, 1);
     // The one that took it over has no copy either.
     effective(&cluster, 1, "write-through");
