@@ -6,6 +6,7 @@
 
 pub mod admin;
 pub mod backup;
+pub mod blockdev;
 pub mod buffer;
 pub mod cachedev;
 pub mod cli;
@@ -37,6 +38,7 @@ pub mod stage;
 pub mod sys;
 pub mod target;
 pub mod tls;
+pub mod ublk;
 pub mod unit;
 pub mod vault;
 pub mod waiting;
