@@ -340,7 +340,7 @@ mod tests {
     fn a_volume_is_known_by_a_number_of_its_name() {
         assert_eq!(fingerprint("disk"), fingerprint("disk"));
         assert_ne!(fingerprint("disk"), fingerprint("disk2"));
-        assert_eq!(fingerprint("disk"), 0);
+        assert_eq!(fingerprint("disk"), 0x5f0d_c855_1a07_2b1c);
     }
 
     /// Fails when: a process that lives is taken for one that has ended.

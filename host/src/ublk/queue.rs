@@ -77,12 +77,16 @@ fn request(tag: u16, wanted: &ublksrv_io_desc) -> Option<Request> {
         },
         _ => return None,
     };
-    let bytes = u64::from(wanted.nr_sectors) * SECTOR_BYTES;
+    // Of a flush the kernel leaves anything there.
+    let (start, sectors) = match kind {
+        Kind::Flush => (0, 0),
+        _ => (wanted.start_sector, wanted.nr_sectors),
+    };
     Some(Request {
         tag,
         kind,
-        offset: wanted.start_sector.checked_mul(SECTOR_BYTES)?,
-        bytes: u32::try_from(bytes).ok()?,
+        offset: start.checked_mul(SECTOR_BYTES)?,
+        bytes: u32::try_from(u64::from(sectors) * SECTOR_BYTES).ok()?,
         fua: has(sys::UBLK_IO_F_FUA) && kind != Kind::Flush && kind != Kind::Read,
     })
 }
@@ -114,12 +118,13 @@ mod tests {
         assert_eq!(of(sys::UBLK_IO_OP_WRITE | fua, 2), Some(write));
         let keeps = of(sys::UBLK_IO_OP_WRITE_ZEROES | sys::UBLK_IO_F_NOUNMAP, 2);
         assert_eq!(keeps.map(|it| it.kind), Some(Kind::Zero { keep: true }));
-        let flush = of(sys::UBLK_IO_OP_FLUSH | fua, 0);
-        assert_eq!(
-            flush.map(|it| it.fua),
-            Some(false),
-            "it is durable by itself"
-        );
+        let flush = ublksrv_io_desc {
+            op_flags: sys::UBLK_IO_OP_FLUSH | fua,
+            start_sector: u64::MAX,
+            ..Default::default()
+        };
+        let flush = request(3, &flush).map(|it| (it.kind, it.bytes, it.fua));
+        assert_eq!(flush, Some((Kind::Flush, 0, false)), "durable by itself");
         assert_eq!(of(sys::UBLK_IO_OP_ZONE_RESET, 2), None);
         assert_eq!(
             of(sys::UBLK_IO_OP_DISCARD, u32::MAX),

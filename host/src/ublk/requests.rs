@@ -168,9 +168,11 @@ mod tests {
     #[test]
     fn what_a_dead_connection_left_goes_first_and_in_its_order() {
         let mut requests = Requests::new(8);
-        [5, 2, 7].map(|tag| requests.push(write(tag)));
+        [5, 2, 7]
+            .into_iter()
+            .for_each(|tag| requests.push(write(tag)));
         assert_eq!(tags(&mut requests), [5, 2, 7]);
-        [1, 0].map(|tag| requests.push(write(tag)));
+        [1, 0].into_iter().for_each(|tag| requests.push(write(tag)));
         requests.finish(write(2));
         requests.push(write(2));
         requests.send_again();

@@ -118,7 +118,7 @@ fn carry(served: &Served, wanted: Arc<Wanted>, connection: Connection) {
         // nothing of this one is under way.
         let name = &wanted.name;
         eprintln!("tenuto: volume {name}: its server {why}; requests wait for another process");
-        std::process::exit(Kind::Failed.exit_code());
+        std::process::exit(Kind::Failed.exit_code().into());
     });
 }
 
