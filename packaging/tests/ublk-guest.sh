@@ -248,6 +248,18 @@ ends_with 0 /dev/tenuto/disk device disk --by ublk
 is "$(cat /sys/block/ublkb0/size)" $((36 * 2048)) "sectors after another attach"
 ends_with 0 "is taken away" device disk --detach
 say "detached, nothing is left, and the image has what was written"
+
+mkdir -p /run/udev
+systemd-udevd --daemon || fail "no udev"
+until_true 'test -e /run/udev/control'
+ends_with 0 /dev/tenuto/disk device disk --by ublk
+printf 'n\np\n1\n\n\nw\n' | fdisk /dev/tenuto/disk >/dev/null 2>&1
+until_true 'test -b /dev/tenuto/disk-part1'
+is "$(readlink -f /dev/tenuto/disk-part1)" /dev/ublkb0p1 "the link to a partition"
+is "$(udevadm info -q symlink /dev/ublkb0)" tenuto/disk "the link that udev made"
+ends_with 0 "is taken away" device disk --detach
+until_true 'test ! -e /dev/tenuto/disk'
+say "udev names the device and its partitions"
 kill $daemon
 wait $daemon
 say "all"

@@ -9,7 +9,7 @@
 # the caller removes.
 #
 # Needs the packages
-#   qemu-system-x86 busybox-static cpio e2fsprogs fio util-linux binutils xz-utils
+#   qemu-system-x86 busybox-static cpio e2fsprogs fio util-linux udev binutils xz-utils
 # and a kernel with the module ublk_drv below TENUTO_KERNELS, which is / where it is not set: Debian's
 # cloud flavour has it from 6.12 on. Nothing is downloaded. KVM is used where it works, and not
 # needed.
@@ -25,7 +25,7 @@ scratch=$(must realpath "$2") || exit 2
 kernels=${TENUTO_KERNELS:-}
 here=$(realpath "$(dirname "$0")")
 PATH=$PATH:/usr/sbin:/sbin
-programs="fio mkfs.ext4 e2fsck blkdiscard"
+programs="fio mkfs.ext4 e2fsck blkdiscard udevadm"
 for program in qemu-system-x86_64 busybox cpio strip ldd xz setpriv $programs; do
     command -v "$program" >/dev/null || { echo "cannot prepare: no $program" >&2; exit 2; }
 done
@@ -103,6 +103,9 @@ make_root() {
     copy_program "$binary" "$root/own/tenuto"
     must strip "$root/own/tenuto"
     must cp "$here/ublk-guest.sh" "$root/guest.sh"
+    # The same program under another name.
+    must ln -s udevadm "$root/own/systemd-udevd"
+    must install -D -m 644 "$here/../tenuto.rules" "$root/lib/udev/rules.d/60-tenuto.rules"
     must truncate -s 1G "$scratch/disk"
     must mkfs.ext4 -q -F -b 4096 -d "$root" "$scratch/disk"
 }

@@ -28,6 +28,7 @@ pub struct Wanted {
     pub size_bytes: u64,
     read_only: bool,
     /// Several clients may write it.
+    #[cfg(feature = "ublk")]
     pub shared: bool,
 }
 
@@ -47,6 +48,7 @@ impl Wanted {
             socket: socket.into(),
             size_bytes: number(&volume["size_bytes"]),
             read_only: flags.iter().any(|flag| flag == "read-only"),
+            #[cfg(feature = "ublk")]
             shared: volume["shared"] == true,
         })
     }
