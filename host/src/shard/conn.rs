@@ -171,11 +171,6 @@ impl Conn {
         (self.writes && self.volume == Some(volume) && !ended).then_some(&self.peer)
     }
 
-    /// Its requests end without an answer.
-    pub fn is_cut_off(&self) -> bool {
-        self.life == Life::Dead
-    }
-
     /// What the client has chosen, with its connection.
     pub fn take_over(&mut self) -> std::io::Result<Taken> {
         let (backup, reply) = self.backup.take().expect("it has chosen one");

@@ -8,7 +8,7 @@
 //! Deliberately absent: what a client is (`peer`), and that rings run at one front end only
 //! (`frontend::vhost_user::turn`).
 
-use super::conn::Conn;
+use super::conn::{Conn, Life};
 use super::guest::Guest;
 use super::listen::ExportTable;
 use super::slots::Slots;
@@ -34,7 +34,7 @@ impl Seen<'_> {
         let conns = self.conns.iter().filter_map(|(_, conn)| {
             let writer = conn.writer(volume)?;
             // What is left of its own connection could land late as well.
-            (conn.is_cut_off() || others(&writer)).then_some(writer)
+            (conn.life == Life::Dead || others(&writer)).then_some(writer)
         });
         let guests = self.guests.iter();
         let guests = guests.filter_map(|(_, guest)| guest.writer(volume));

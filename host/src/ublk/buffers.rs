@@ -1,8 +1,8 @@
 //! The memory of the requests of a block device, one buffer for each tag.
 //!
-//! Owns the only `unsafe` of this folder. Always true: the kernel fills the buffer of a write before
-//! it gives us the request, and reads that of a read after it was answered; in between the buffer
-//! belongs to the connection. So one thread at a time has it, and who has it is decided by
+//! Owns the only `unsafe` of this folder. Always true: the kernel fills the buffer of a write
+//! before it gives us the request, and reads that of a read after it was answered; in between the
+//! buffer belongs to the connection. So one thread at a time has it, and who has it is decided by
 //! [`super::requests`].
 
 use libublk::helpers::IoBuf;

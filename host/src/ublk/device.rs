@@ -3,8 +3,8 @@
 //! Owns the words of the driver's control device. Always true: whose a device is stands in the
 //! kernel, as a fingerprint of the volume's name in a field of the device that is the server's own;
 //! a device is deleted only before it was started or after it was stopped, never because a process
-//! or a step has failed. Its server is restored by the kernel's user recovery, with the requests that
-//! the last one left. Deliberately absent: the exported state of the library, which lies in a
+//! or a step has failed. Its server is restored by the kernel's user recovery, with the requests
+//! that the last one left. Deliberately absent: the exported state of the library, which lies in a
 //! directory that every user may write to; and who may take a device away, which is the command's.
 
 use super::link::Link;

@@ -17,8 +17,8 @@
 //!   wait in the kernel, which gives them to the next process again.
 //!
 //! Deliberately absent: several queues and connections, because one order of sending is what makes
-//! sending again simple; zero copy, because a socket lies in between. All but [`requests`] needs the
-//! feature `ublk`.
+//! sending again simple; zero copy, because a socket lies in between. All but [`requests`] needs
+//! the feature `ublk`.
 
 #[cfg(feature = "ublk")]
 pub mod buffers;

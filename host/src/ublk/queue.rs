@@ -2,7 +2,8 @@
 //!
 //! Owns the thread that may speak with the queue. Always true: a request is answered once, after
 //! the link has ended it; what this driver knows and NBD does not is refused at once. It ends when
-//! the device was stopped. Deliberately absent: what becomes of a request in between ([`super::link`]).
+//! the device was stopped. Deliberately absent: what becomes of a request in between
+//! ([`super::link`]).
 
 use super::link::Link;
 use super::requests::{Kind, Request};

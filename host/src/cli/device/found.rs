@@ -1,7 +1,8 @@
 //! The block device of a volume on this host, whichever driver made it.
 //!
-//! Always true: a volume has one at most, and which driver made it is known from the kernel. Without
-//! the feature `ublk` there are no others than those of NBD. Deliberately absent: who serves it.
+//! Always true: a volume has one at most, and which driver made it is known from the kernel.
+//! Without the feature `ublk` there are no others than those of NBD. Deliberately absent: who
+//! serves it.
 
 use crate::blockdev::Block;
 use crate::nbdlink;

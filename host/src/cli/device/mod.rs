@@ -7,8 +7,8 @@
 //! Owns who connects again when the daemon was away: one process for each device, which holds a
 //! lock beside the volume's socket. Always true: while the daemon is away requests wait, also where
 //! that process is killed; a device that is mounted or open is never taken away; who attaches twice
-//! gets the same device, be its driver NBD ([`nbd`]) or, with the feature, ublk. Deliberately absent:
-//! the words of the drivers ([`crate::nbdlink`], [`crate::ublk`]).
+//! gets the same device, be its driver NBD ([`nbd`]) or, with the feature, ublk. Deliberately
+//! absent: the words of the drivers ([`crate::nbdlink`], [`crate::ublk`]).
 
 mod found;
 mod nbd;

@@ -1,9 +1,9 @@
 //! A block device by the kernel's ublk driver, whose requests this process carries to the daemon.
 //!
 //! Owns the driver's module, and the life of the process. Always true: requests wait while the
-//! daemon is away, and where this process is killed until the command is given again, as the service
-//! does; the process ends well only when the device was taken away. Deliberately absent: how
-//! requests are carried ([`crate::ublk`]).
+//! daemon is away, and where this process is killed until the command is given again, as the
+//! service does; the process ends well only when the device was taken away. Deliberately absent:
+//! how requests are carried ([`crate::ublk`]).
 
 use super::place::{say, settle, unlink};
 use super::wanted::{LOOK, Wanted, fits};
