@@ -94,7 +94,7 @@ impl Link {
                 return None;
             }
             while bytes.len() < BATCH_BYTES
-                && let Some((head, request)) = state.requests.next()
+                && let Some((head, request)) = state.requests.send_next()
             {
                 bytes.extend(head.encode());
                 if request.kind == Kind::Write {

@@ -113,7 +113,7 @@ impl Requests {
     }
 
     /// The next one to send, with its head.
-    pub fn next(&mut self) -> Option<(RequestHead, Request)> {
+    pub fn send_next(&mut self) -> Option<(RequestHead, Request)> {
         let request = self.queued.pop_front()?;
         self.serial += 1;
         let cookie = self.serial << TAG_BITS | u64::from(request.tag);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     fn tags(requests: &mut Requests) -> Vec<u16> {
-        std::iter::from_fn(|| Some(requests.next()?.1.tag)).collect()
+        std::iter::from_fn(|| Some(requests.send_next()?.1.tag)).collect()
     }
 
     /// Fails when: what is sent again goes behind what was never sent, or loses its order.
@@ -187,11 +187,11 @@ mod tests {
     fn an_answer_to_an_earlier_sending_is_none() {
         let mut requests = Requests::new(4);
         requests.push(write(3));
-        let (head, _) = requests.next().expect("it was given");
+        let (head, _) = requests.send_next().expect("it was given");
         assert_eq!(requests.sent(head.cookie), Some(write(3)));
         requests.send_again();
         assert_eq!(requests.sent(head.cookie), None, "nothing is under way");
-        let (again, _) = requests.next().expect("it is sent again");
+        let (again, _) = requests.send_next().expect("it is sent again");
         assert_ne!(again.cookie, head.cookie);
         assert_eq!(requests.sent(head.cookie), None);
         assert_eq!(requests.sent(again.cookie), Some(write(3)));
