@@ -7,6 +7,7 @@
 pub mod admin;
 pub mod advise;
 pub mod backup;
+pub mod blockdev;
 pub mod buffer;
 pub mod cachedev;
 pub mod cli;
@@ -38,6 +39,7 @@ pub mod stage;
 pub mod sys;
 pub mod target;
 pub mod tls;
+pub mod ublk;
 pub mod unit;
 pub mod vault;
 pub mod waiting;

@@ -9,6 +9,7 @@
 //! is. Deliberately absent: structured replies, which the driver does not know, and who connects
 //! again when a server is gone, which is the command's.
 
+use crate::blockdev::Block;
 use crate::nbd::{self, Reader, answer, export_flag, info, option};
 use crate::sys;
 use std::fs::{self, File};
@@ -107,6 +108,28 @@ impl Connection {
     pub fn is_read_only(&self) -> bool {
         self.flags & export_flag::READ_ONLY != 0
     }
+
+    /// What the export takes besides reads and writes.
+    pub fn offer(&self) -> Offer {
+        let has = |flag| self.flags & flag != 0;
+        Offer {
+            flush: has(export_flag::SEND_FLUSH),
+            fua: has(export_flag::SEND_FUA),
+            trim: has(export_flag::SEND_TRIM),
+            zeroes: has(export_flag::SEND_WRITE_ZEROES),
+            block_bytes: self.block_bytes,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    pub flush: bool,
+    pub fua: bool,
+    pub trim: bool,
+    pub zeroes: bool,
+    /// The smallest block of a request.
+    pub block_bytes: u32,
 }
 
 fn wrong(what: &str) -> io::Error {
@@ -356,14 +379,9 @@ impl Device {
         backend.is_ok_and(|text| text.trim_end().strip_prefix(BACKEND) == Some(volume))
     }
 
-    pub fn path(self) -> PathBuf {
-        PathBuf::from(format!("/dev/nbd{}", self.index))
-    }
-
-    /// As the kernel has it now.
-    pub fn size_bytes(self) -> u64 {
-        let sectors = fs::read_to_string(self.system().join("size")).unwrap_or_default();
-        sectors.trim().parse::<u64>().unwrap_or(0) * 512
+    /// As any block device of this host.
+    pub fn block(self) -> Block {
+        Block::new(format!("nbd{}", self.index))
     }
 
     fn system(self) -> PathBuf {
@@ -373,37 +391,6 @@ impl Device {
     /// What was said of it before, the kernel said before it had its name.
     fn announce(self) {
         let _ = fs::write(self.system().join("uevent"), "change");
-    }
-
-    /// Who stands on it, as another block device or by its number in `/proc/PID/fd`.
-    pub fn holders(self) -> Vec<String> {
-        let mut found = Vec::new();
-        let holders = fs::read_dir(self.system().join("holders"));
-        for entry in holders.into_iter().flatten().flatten() {
-            found.push(format!("/dev/{}", entry.file_name().to_string_lossy()));
-        }
-        let own = std::process::id();
-        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        for id in ids.filter(|id| *id != own) {
-            let open = fs::read_dir(format!("/proc/{id}/fd"));
-            let opens =
-                open.into_iter().flatten().flatten().any(|entry| {
-                    fs::read_link(entry.path()).is_ok_and(|place| self.is_place(&place))
-                });
-            if opens {
-                found.push(format!("process {id}"));
-            }
-        }
-        found
-    }
-
-    /// The device itself or one of its partitions.
-    fn is_place(self, place: &Path) -> bool {
-        let own = self.path().display().to_string();
-        let place = place.to_string_lossy();
-        let rest = place.strip_prefix(own.as_str());
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
     }
 }
 
@@ -439,14 +426,5 @@ mod tests {
         );
         assert_eq!(message_of(&bytes[..19]), None);
         assert_eq!(message_of(&[0; 16]), None);
-    }
-
-    #[test]
-    fn partitions_of_a_device_are_its_own_and_those_of_others_are_not() {
-        let device = Device { index: 1 };
-        assert!(device.is_place(Path::new("/dev/nbd1")));
-        assert!(device.is_place(Path::new("/dev/nbd1p2")));
-        assert!(!device.is_place(Path::new("/dev/nbd12")));
-        assert!(!device.is_place(Path::new("/dev/nbd1x")));
     }
 }

@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -606,6 +606,31 @@ pub fn generic_netlink() -> io::Result<File> {
     check(socket)?;
     // SAFETY: the call above made it, and nothing else owns it.
     Ok(unsafe { File::from_raw_fd(socket) })
+}
+
+/// Standard error as it was, while nothing that is written to it goes anywhere.
+pub struct SilentErrors(Option<OwnedFd>);
+
+/// For the call of a library that speaks where it should return; other threads are silent too.
+pub fn silence_errors() -> SilentErrors {
+    let error = io::stderr();
+    let saved = error.as_fd().try_clone_to_owned().ok();
+    let nowhere = File::options().write(true).open("/dev/null").ok();
+    let (Some(saved), Some(nowhere)) = (saved, nowhere) else {
+        return SilentErrors(None);
+    };
+    // SAFETY: both descriptors are open, and the second stays the one of standard error.
+    unsafe { libc::dup2(nowhere.as_raw_fd(), libc::STDERR_FILENO) };
+    SilentErrors(Some(saved))
+}
+
+impl Drop for SilentErrors {
+    fn drop(&mut self) {
+        if let Some(saved) = &self.0 {
+            // SAFETY: as above.
+            unsafe { libc::dup2(saved.as_raw_fd(), libc::STDERR_FILENO) };
+        }
+    }
 }
 
 /// How long this kernel runs.

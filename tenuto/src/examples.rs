@@ -145,7 +145,11 @@ const VOLUME: &[Verb] = &[
     ),
     (
         "volume device",
-        &["volume device desk-001", "volume device desk-001 --detach"],
+        &[
+            "volume device desk-001",
+            "volume device desk-001 --by nbd",
+            "volume device desk-001 --detach",
+        ],
     ),
     (
         "volume map",

@@ -144,6 +144,7 @@ pub fn volume(view: &View, volume: &VolumeSnapshot) -> Value {
         },
         "block_bytes": block_bytes(view, &volume.name),
         "limit": limit(view, volume),
+        "shared": view.configured(&volume.name).is_some_and(|known| known.shared),
         "state": view.state(volume),
         "flags": flags(view, volume),
         "promise": promise(volume, view.replication(volume)),

@@ -3,11 +3,12 @@
 //! A client of NBD has the right from its handshake to the end of its last request, a guest on
 //! rings from its first ring until its front end has gone. Always true: connections of one client
 //! are one; who comes second over NBD is shown a read-only export, and rings of a second client do
-//! not start, but those of a guest that goes on, because it is the first one, which has moved.
+//! not start, but those of a guest that goes on, because it is the first one, which has moved. A
+//! client that connects again waits for the last request of its connection that was cut off, too.
 //! Deliberately absent: what a client is (`peer`), and that rings run at one front end only
 //! (`frontend::vhost_user::turn`).
 
-use super::conn::Conn;
+use super::conn::{Conn, Life};
 use super::guest::Guest;
 use super::listen::ExportTable;
 use super::slots::Slots;
@@ -29,11 +30,15 @@ impl Seen<'_> {
     /// Who else writes it, so that this client may not.
     pub fn writer(&self, name: &str) -> Option<&Peer> {
         let volume = self.exports.one_writer(name)?;
-        let conns = self.conns.iter();
-        let conns = conns.filter_map(|(_, conn)| conn.writer(volume));
+        let others = |peer: &&Peer| !peer.is_same(self.peer);
+        let conns = self.conns.iter().filter_map(|(_, conn)| {
+            let writer = conn.writer(volume)?;
+            // What is left of its own connection could land late as well.
+            (conn.life == Life::Dead || others(&writer)).then_some(writer)
+        });
         let guests = self.guests.iter();
         let guests = guests.filter_map(|(_, guest)| guest.writer(volume));
-        conns.chain(guests).find(|peer| !peer.is_same(self.peer))
+        conns.chain(guests.filter(others)).next()
     }
 }
 

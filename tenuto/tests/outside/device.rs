@@ -171,6 +171,11 @@ fn what_a_block_device_lacks_is_told() {
     let image = rig.image("disk.img", MIB);
     rig.volume("disk", &image, "write-back", "");
     let daemon = rig.serve();
+    if !cfg!(feature = "ublk") {
+        let by_ublk = ["volume", "device", "disk", "--by", "ublk"];
+        let said = rig.refused(&by_ublk, EXIT_USAGE);
+        assert!(said.contains("--features ublk"), "{said}");
+    }
     if !is_root() {
         let said = rig.refused(&["volume", "device", "disk"], EXIT_FAILED);
         assert!(said.contains("only root makes block devices"), "{said}");

@@ -1,7 +1,7 @@
 //! One client at a time writes a volume: who comes second reads, or is told who was first.
 
 use crate::common::disk::{Device, Disk};
-use crate::common::nbd::EPERM;
+use crate::common::nbd::{CMD_WRITE, EPERM};
 use crate::common::{Background, Daemon, PATIENCE, Rig, have, may_mount, run, wait_until};
 use lab::vhost_client::{Client, ClientError, Options, Wait};
 use std::path::PathBuf;
@@ -213,5 +213,42 @@ fn a_client_that_was_killed_has_the_right_until_its_last_write_has_ended() {
         info(&rig)["is_read_only"] == false
     });
     assert!(another_writes(&rig));
+    daemon.stop();
+}
+
+/// Such a client sends what was not answered again, and newer writes behind it.
+///
+/// Fails when: connections of one process are one client also where one of them was cut off.
+#[test]
+fn a_client_that_connects_again_waits_for_the_last_write_of_its_dead_connection() {
+    let name = "a_client_that_connects_again_waits_for_the_last_write_of_its_dead_connection";
+    if !may_mount(name) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let disk = Disk::new(BYTES as usize);
+    let device = Device::new(&disk, &rig.dir.join("disk"));
+    let lines = format!("journal = \"{}\"", rig.dir.display());
+    rig.volume("disk", device.path(), "uncached", &lines);
+    let daemon = rig.serve();
+    disk.hold_writes(0, BYTES);
+    let mut first = rig.connect("disk");
+    let sent = first.send(CMD_WRITE, 0, 1 << 20, BLOCK as u32, &[9; BLOCK]);
+    sent.expect("send a write");
+    assert!(disk.wait_parked(1, PATIENCE), "the origin is written");
+    let beside = rig.connect("disk");
+    assert_eq!(beside.flags & READ_ONLY, 0, "a second connection may write");
+    drop((first, beside));
+    clients(&rig, 0);
+    let again = rig.connect("disk");
+    assert_ne!(again.flags & READ_ONLY, 0, "its write is under way");
+    drop(again);
+    disk.hold_no_more();
+    disk.let_go();
+    wait_until("it may write again", SLOW, || {
+        rig.connect("disk").flags & READ_ONLY == 0
+    });
+    rig.connect("disk").write(1 << 20, &[7; BLOCK]);
+    assert_eq!(rig.connect("disk").read(1 << 20, BLOCK), vec![7; BLOCK]);
     daemon.stop();
 }
