@@ -64,39 +64,38 @@ const SYSTEM: [&[&str]; 2] = [
         "/winnt",
     ],
 ];
-/// Users' own data, beside what the lists of valued names have.
-const USERS: [&[&str]; 2] = [
+/// Homes of users.
+const HOMES: [&[&str]; 2] = [&["/home/*", "/root"], &["/users/*"]];
+/// Users' own data in a home, beside what the lists of valued names have.
+const OWN: [&[&str]; 2] = [
     &[
-        "/home/*/.config",
-        "/home/*/.gnupg",
-        "/home/*/.ssh",
-        "/home/*/Contacts",
-        "/home/*/Desktop",
-        "/home/*/Documents",
-        "/home/*/Downloads",
-        "/home/*/Mail",
-        "/home/*/Maildir",
-        "/home/*/Music",
-        "/home/*/Pictures",
-        "/home/*/Videos",
-        "/home/*/mail",
-        "/root/.config",
-        "/root/.gnupg",
-        "/root/.ssh",
-        "/var/mail",
-        "/var/spool/mail",
+        ".config",
+        ".gnupg",
+        ".ssh",
+        "Contacts",
+        "Desktop",
+        "Documents",
+        "Downloads",
+        "Mail",
+        "Maildir",
+        "Music",
+        "Pictures",
+        "Videos",
+        "mail",
     ],
     &[
-        "/users/*/contacts",
-        "/users/*/desktop",
-        "/users/*/documents",
-        "/users/*/downloads",
-        "/users/*/favorites",
-        "/users/*/music",
-        "/users/*/pictures",
-        "/users/*/videos",
+        "contacts",
+        "desktop",
+        "documents",
+        "downloads",
+        "favorites",
+        "music",
+        "pictures",
+        "videos",
     ],
 ];
+/// The same outside of homes.
+const MAIL: [&[&str]; 2] = [&["/var/mail", "/var/spool/mail"], &[]];
 const PAGE_FILES: [&[&str]; 2] = [&["/swap.img", "/swapfile"], &["/pagefile.sys"]];
 
 /// What a table says of a path, by the deepest of its lines at or above.
@@ -282,7 +281,7 @@ impl Facts {
         let is_users = self.with_valued.contains(key) || above.any(|it| self.valued.contains(&it));
         // Of the system disk only what the table knows can leave it.
         let is_system = is(SYSTEM, true) && !matches!(self.known(key), Known::Moved(_));
-        if is_users || is(USERS, true) {
+        if is_users || self.is_own(&all) || is(MAIL, true) {
             Some(Held::Users)
         } else if is_system || key == "/usr" {
             Some(Held::System)
@@ -291,6 +290,17 @@ impl Facts {
         } else {
             None
         }
+    }
+
+    /// Whether names lead into a folder of a user's own data.
+    fn is_own(&self, path: &[&str]) -> bool {
+        HOMES[self.at()].iter().any(|home| {
+            let home = names(home);
+            let own = path
+                .get(home.len())
+                .is_some_and(|it| OWN[self.at()].contains(it));
+            own && fits_names(&home, path)
+        })
     }
 
     /// Directories below a path that stay for what they are.

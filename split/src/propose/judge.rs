@@ -11,6 +11,8 @@ use crate::class::Class;
 use crate::rules::Family;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Each costs volumes of a replay.
+const CANDIDATES_MAX: usize = 64;
 /// A table with more exceptions of one path is none that a person reads.
 const KEEPS_MAX: usize = 8;
 
@@ -54,6 +56,15 @@ pub struct Judgement {
 }
 
 impl Judgement {
+    /// With some of the candidates alone.
+    pub fn only(&self, places: &[usize]) -> Judgement {
+        let candidates = places.iter().map(|at| self.candidates[*at].clone());
+        Judgement {
+            directories: self.directories.clone(),
+            candidates: candidates.collect(),
+        }
+    }
+
     /// The candidate that a path belongs to: the deepest, unless it keeps the path.
     pub fn candidate(&self, key: &str) -> Option<usize> {
         let all = self.candidates.iter().enumerate();
@@ -86,9 +97,36 @@ pub fn judge<'a>(
     judge.asking = asking.map(|it| it.0.clone()).collect();
     judge.visit("", None);
     let mut judgement = judge.judgement;
+    apart(&mut judgement.candidates);
+    cut(&mut judgement);
     judgement.directories.sort_by(|a, b| a.key.cmp(&b.key));
     judgement.candidates.sort_by(|a, b| a.key.cmp(&b.key));
     judgement
+}
+
+/// A candidate inside of another one counts for itself.
+fn apart(candidates: &mut [Candidate]) {
+    let all = candidates.to_vec();
+    for outer in candidates {
+        let inner = all
+            .iter()
+            .filter(|it| it.key != outer.key && is_within(&it.key, &outer.key));
+        inner.for_each(|it| outer.figures -= it.figures);
+    }
+}
+
+/// Of too many candidates those with most writes stay.
+fn cut(judgement: &mut Judgement) {
+    let candidates = &mut judgement.candidates;
+    candidates.sort_by(|a, b| (b.figures.writes, &a.key).cmp(&(a.figures.writes, &b.key)));
+    let rest = candidates.split_off(candidates.len().min(CANDIDATES_MAX));
+    for it in rest {
+        let mut all = judgement.directories.iter_mut();
+        if let Some(judged) = all.find(|judged| judged.key == it.key) {
+            let why = format!("{CANDIDATES_MAX} others that may be late have more writes");
+            judged.verdict = Verdict::Stays(why);
+        }
+    }
 }
 
 struct Judge<'a> {
@@ -182,8 +220,9 @@ impl Judge<'_> {
             self.class_by_figures(key, rest)
                 .is_ok_and(|it| it.0 == class)
         };
-        let is_one = counted.len() == 1 && !rest_counts;
-        !is_one && counted.iter().all(may_go) && (!rest_counts || rest_may_go())
+        let late = counted.iter().filter(|it| self.class(it) == Some(class));
+        let has_parts = rest_counts || late.count() > 1;
+        has_parts && counted.iter().all(may_go) && (!rest_counts || rest_may_go())
     }
 
     /// Whether a directory stays by a line of its own where the one above goes.

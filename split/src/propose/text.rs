@@ -79,6 +79,7 @@ impl Proposal<'_> {
     /// Why nothing is proposed, if so.
     pub fn nothing(&self) -> &'static str {
         match self.judgement.candidates.is_empty() {
+            _ if self.all.writes == 0 => "no trace has a write to a disk with an image",
             true => "no directory may be late by its figures",
             false => "no directory that may be late saves as many requests as --min-share says",
         }
@@ -266,7 +267,10 @@ impl Proposal<'_> {
                 json!({ "class": name, "before": requests(it.before), "after": requests(it.after) })
             })
             .collect();
-        let (before, after) = self.sums();
+        let (before, after) = match self.totals.is_empty() {
+            true => (None, None),
+            false => (Some(self.sums().0), Some(self.sums().1)),
+        };
         json!({
             "family": self.facts.family(),
             "period": self.period,
