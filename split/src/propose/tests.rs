@@ -311,6 +311,24 @@ fn on_ntfs_nothing_stays_inside_of_what_moves() {
     );
 }
 
+/// Fails when: what may be lost goes with the directory around it, or counts for both.
+#[test]
+fn a_temporary_directory_in_one_that_is_written_back_has_its_own_line() {
+    let local = "\\Users\\Bob\\AppData\\Local";
+    let below = ["Temp", "A", "B"].map(|it| format!("{local}\\{it}"));
+    let facts = facts(Family::Windows, &below.each_ref().map(|it| &**it));
+    let of = |at: usize, writes| (&*below[at], figures(writes, 0, 0));
+    let found = judged(&facts, &[of(0, 100), of(1, 30), of(2, 40)]);
+    let candidates = found.candidates.iter();
+    let found: Vec<(&str, Class, u64)> = candidates
+        .map(|it| (&*it.key, it.class, it.figures.writes))
+        .collect();
+    let local = facts.key(local);
+    let temp = facts.key(&below[0]);
+    let expected = [(&*local, Class::WriteBack, 70), (&*temp, Class::Never, 100)];
+    assert_eq!(found, expected);
+}
+
 /// Fails when: the best is not first, or one that saves too little has a line.
 #[test]
 fn those_that_save_most_come_first_and_the_tail_is_cut() {
