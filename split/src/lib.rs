@@ -14,12 +14,14 @@ pub mod linux;
 pub mod ntfs;
 mod plan;
 pub mod programs;
+pub mod propose;
 pub mod report;
 pub mod rules;
 mod run;
 mod state;
 mod sys;
 
+pub use crate::class::Class;
 pub use crate::error::{Error, Kind, Result};
 pub use crate::rules::Rules;
 pub use crate::run::{Request, Split, VOLUMES_FILE, Watch};

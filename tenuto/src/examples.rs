@@ -362,6 +362,7 @@ const LAB: &[Verb] = &[
         &[
             "trace analyze disk.trace",
             "trace analyze disk.trace --html disk.html",
+            "trace analyze desk.trace --image desk=desk.img --propose rules.toml",
         ],
     ),
     (

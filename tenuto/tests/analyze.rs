@@ -5,6 +5,8 @@
 
 #[path = "analyze/ntfs.rs"]
 mod ntfs;
+#[path = "analyze/propose.rs"]
+mod propose;
 
 use serde_json::Value;
 use std::fmt::Write;

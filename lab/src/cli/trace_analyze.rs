@@ -1,22 +1,29 @@
 //! `tenuto trace analyze`: what traces say about the disks they were taken from.
 //!
-//! Owns the arguments, and one pass over all traces with a bar. Always true: a trace is read once,
-//! so that it may come through a pipe; what could not be understood or was not looked at is said.
-//! Deliberately absent: the analyses, which are in the crate `workload`.
+//! Owns the arguments, and the passes over all traces with a bar. Always true: a trace is read
+//! once, so that it may come through a pipe, and only for a proposal of rules three times; what
+//! could not be understood or was not looked at is said. Deliberately absent: the analyses, which
+//! are in the crate `workload`.
 
+mod contents;
 mod document;
+mod engine;
 mod image;
 mod ntfs;
 mod page;
+mod propose;
 mod text;
 
-use crate::cli::trace::{format_named, no_trace, refused, unreadable};
+use crate::cli::trace::{format_named, must_be_free, no_trace, refused, unreadable};
+use crate::cli::trace_replay::unsaid;
 use clap::Args;
+use contents::Contents;
 use host::cli::Context;
 use host::cli::progress::{Progress, Work};
-use host::config::units::{parse_millis, parse_size};
+use host::config::units::{parse_millis, parse_size, show_millis};
 use host::error::{Error, Kind, Result, cause};
 use image::{ImageOf, Images};
+use propose::{Proposed, Proposing, Request, Wanted};
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -56,9 +63,10 @@ pub struct Analyze {
     #[arg(long, value_name = "MINUTES", default_value_t = 15)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=525_600))]
     peak_minutes: u32,
-    /// Show this period too, counted from the first request: 90m..2h; may be given several times
-    #[arg(long = "period", value_name = "START..END", value_parser = period)]
-    periods: Vec<Period>,
+    /// Show this period too, counted from the first request: 90m..2h; may be given several times.
+    /// A time alone, as 1h (the default), is how long what --propose finds may be late
+    #[arg(long = "period", value_name = "START..END|TIME", value_parser = period)]
+    periods: Vec<Asked>,
     /// A table of name-space categories instead of the built-in one: lines CATEGORY PREFIX
     #[arg(long, value_name = "FILE")]
     categories: Option<PathBuf>,
@@ -76,14 +84,87 @@ pub struct Analyze {
     /// Write a report with plots too: one HTML file that needs nothing else
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Write a table for `tenuto image split --rules`: directories of the images whose writes may
+    /// be late or stay on the host by what the traces say of them. Needs --image; reads the traces
+    /// three times. Nothing is applied
+    #[arg(long, value_name = "FILE", requires = "images")]
+    propose: Option<PathBuf>,
+    /// A directory of the proposal saves at least so many requests, of all writes
+    #[arg(long, value_name = "SHARE", default_value = "1%", value_parser = min_share)]
+    #[arg(requires = "propose")]
+    min_share: f64,
+    /// Replace a file of --propose that is there
+    #[arg(long, requires = "propose")]
+    force: bool,
 }
 
-fn period(text: &str) -> std::result::Result<Period, String> {
+/// What a `--period` is.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    /// A part of the trace that is shown.
+    Shown(Period),
+    /// How late data of a proposal may be.
+    LateMs(u64),
+}
+
+/// What a table of rules takes as a time, in whole seconds.
+const LATE_SECONDS_MAX: u64 = 1_000_000;
+const LATE_MS: u64 = 3_600_000;
+
+impl Analyze {
+    fn shown_periods(&self) -> Vec<Period> {
+        let shown = self.periods.iter().filter_map(|it| match it {
+            Asked::Shown(period) => Some(*period),
+            Asked::LateMs(_) => None,
+        });
+        shown.collect()
+    }
+
+    /// How late data may be, and whether what is asked for fits together.
+    fn late_ms(&self) -> Result<u64> {
+        let late = self.periods.iter().filter_map(|it| match it {
+            Asked::Shown(_) => None,
+            Asked::LateMs(millis) => Some(*millis),
+        });
+        let late: Vec<u64> = late.collect();
+        let shown = |at: usize| show_millis(late[at]);
+        match (&late[..], &self.propose) {
+            ([], _) => Ok(LATE_MS),
+            ([one], Some(_)) => Ok(*one),
+            ([_], None) => Err(Error::usage(format!(
+                "--period {}: a time alone is for --propose; write a period to be shown as \
+                 90m..2h",
+                shown(0)
+            ))),
+            _ => Err(Error::usage(format!(
+                "--period {} and {}: a proposal has one; give one of them",
+                shown(0),
+                shown(1)
+            ))),
+        }
+    }
+}
+
+fn min_share(text: &str) -> std::result::Result<f64, String> {
+    let percent = text.strip_suffix('%').and_then(|it| it.parse::<f64>().ok());
+    let percent = percent.filter(|it| (0.0..=100.0).contains(it));
+    let share = percent.map(|it| it / 100.0);
+    share.ok_or_else(|| "write it as 1%, from 0% to 100%".to_owned())
+}
+
+fn period(text: &str) -> std::result::Result<Asked, String> {
+    if !text.contains("..") {
+        let millis = parse_millis(text).filter(|it| it.is_multiple_of(1000));
+        let millis = millis.filter(|it| (1..=LATE_SECONDS_MAX).contains(&(it / 1000)));
+        return millis.map(Asked::LateMs).ok_or_else(|| {
+            "write it as 90m..2h, or with --propose as 1h, in whole seconds up to 11d".to_owned()
+        });
+    }
     let moment = |text: &str| parse_millis(text)?.checked_mul(MILLISECOND_NS);
     let ends = text.split_once("..");
     let found = ends.and_then(|(start, end)| {
         let (start_ns, end_ns) = (moment(start)?, moment(end)?);
-        (start_ns < end_ns).then_some(Period { start_ns, end_ns })
+        (start_ns < end_ns).then_some(Asked::Shown(Period { start_ns, end_ns }))
     });
     found.ok_or_else(|| "write it as 90m..2h, the earlier moment first".to_owned())
 }
@@ -105,6 +186,7 @@ pub struct Shown {
     pub lost: u64,
     /// Images of disks that no trace has.
     pub images_without_disk: Vec<String>,
+    pub proposed: Option<Proposed>,
 }
 
 impl Shown {
@@ -124,66 +206,124 @@ impl Shown {
 
 pub fn run(context: &Context, command: &Analyze) -> Result<()> {
     crate::report::check(command.html.as_deref())?;
-    let shown = analyze(context, command)?;
+    let late_ms = command.late_ms()?;
+    if let Some(path) = &command.propose {
+        must_be_free(path, command.force)?;
+        propose::check(path, &command.traces)?;
+    }
+    let shown = analyze(context, command, late_ms)?;
     if let Some(path) = &command.html {
         crate::report::save(path, &page::page(&shown))?;
     }
+    if let Some(proposed) = &shown.proposed {
+        proposed.save()?;
+    }
     let document = document::document(&shown);
-    context.output().document(&document, || text::text(&shown))
+    context
+        .output()
+        .document(&document, || text::text(&shown))?;
+    match &shown.proposed {
+        Some(proposed) => proposed.result(context.common.json),
+        None => Ok(()),
+    }
 }
 
 fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
     Error::failed(format!("{}: {why}", path.display())).about(path.display().to_string())
 }
 
-fn analyze(context: &Context, command: &Analyze) -> Result<Shown> {
-    let classes = table(command.durability.as_deref(), Categories::durability)?;
-    let table = table(command.categories.as_deref(), Categories::default)?;
-    let mut images = Images::read(&command.images)?;
+/// Gives each request of all traces, with the path that its trace or the image of its disk knows.
+fn pass(
+    context: &Context,
+    command: &Analyze,
+    verb: &'static str,
+    images: &mut Images,
+    mut take: impl FnMut(&Request) -> Result<()>,
+) -> Result<Merged<Input>> {
+    images.begin_again();
     let opened = Opened::new(command)?;
     let (consumed, total) = (opened.consumed, opened.total_bytes);
     let wrong = |it: Failed| failed(&command.traces[it.source], cause(&it.error));
     let mut merged = Merged::new(opened.readers, command.shared_clock).map_err(wrong)?;
     let work = Work {
-        verb: "analyze",
+        verb,
         object: object(command),
         counted: "of the traces read",
     };
     let mut progress = Progress::new(context, work, total);
-    let mut analysis = Analysis::new(Options {
-        peak_ns: u64::from(command.peak_minutes) * 60_000 * MILLISECOND_NS,
-        peaks: command.peaks as usize,
-        periods: command.periods.clone(),
-        chunks_max: (command.memory / CHUNK_MEMORY_BYTES) as usize,
-        ..Options::default()
-    });
-    let mut known = Known::new(&table);
     let mut records = 0u64;
     while let Some(mut record) = merged.next_record().map_err(wrong)? {
-        if record.path.is_none() {
+        let is_own_path = record.path.is_some();
+        let has_image = images.has(merged.disks(), record.disk);
+        if !is_own_path && has_image {
             let found = images.path(merged.disks(), record.disk, record.sector);
             record.path = found.map(|it| it.id(merged.paths_mut()));
         }
-        let category = known.category(&record, merged.paths());
-        analysis.add(&record, category);
+        take(&Request {
+            record,
+            paths: merged.paths(),
+            is_own_path,
+            has_image,
+        })?;
         records += 1;
         if records.is_multiple_of(LOOK_RECORDS) {
             progress.set(consumed.get(), total);
         }
     }
     progress.finish();
+    Ok(merged)
+}
+
+fn analyze(context: &Context, command: &Analyze, late_ms: u64) -> Result<Shown> {
+    let classes = table(command.durability.as_deref(), Categories::durability)?;
+    let table = table(command.categories.as_deref(), Categories::default)?;
+    let mut contents = command.propose.is_some().then(Contents::default);
+    let mut images = Images::read(&command.images, contents.as_mut())?;
+    let mut proposing = contents.map(Proposing::new).transpose()?;
+    let mut analysis = Analysis::new(Options {
+        peak_ns: u64::from(command.peak_minutes) * 60_000 * MILLISECOND_NS,
+        peaks: command.peaks as usize,
+        periods: command.shown_periods(),
+        chunks_max: (command.memory / CHUNK_MEMORY_BYTES) as usize,
+        directory_period_ms: proposing.as_ref().map(|_| late_ms),
+        ..Options::default()
+    });
+    let mut known = Known::new(&table);
+    let merged = pass(context, command, "analyze", &mut images, |request| {
+        let category = known.category(&request.record, request.paths);
+        let here = proposing.as_mut().and_then(|it| it.here(request));
+        analysis.add_in(&request.record, category, here);
+        Ok(())
+    })?;
     let sources = merged.sources();
     let report = analysis.finish();
+    let images_without_disk = images.without_disk();
+    let mut again = |take: &mut dyn FnMut(&Request) -> Result<()>| {
+        pass(context, command, "replay", &mut images, take).map(drop)
+    };
+    let proposed = match (proposing, &command.propose) {
+        (Some(proposing), Some(path)) => {
+            let wanted = Wanted {
+                path: path.clone(),
+                min_share: command.min_share,
+                late_ms,
+                options: unsaid()?,
+            };
+            Some(proposing.finish(&wanted, &report, &mut again)?)
+        }
+        _ => None,
+    };
     Ok(Shown {
         durability: durability(&report, &classes, merged.paths()),
         sources: sources
             .map(|(name, format, found)| (name.to_owned(), format, found.clone()))
             .collect(),
         lost: merged.lost(),
-        images_without_disk: images.without_disk(),
+        images_without_disk,
         disks: merged.disks().clone(),
         paths: merged.paths().clone(),
         categories: table.names().to_vec(),
+        proposed,
         report,
     })
 }

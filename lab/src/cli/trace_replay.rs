@@ -115,6 +115,23 @@ pub struct Settings {
     seed: u64,
 }
 
+/// The settings alone, as they are when nothing is said.
+#[derive(Debug, clap::Parser)]
+struct Unsaid {
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// What an offline replay has when nothing is said.
+pub(super) fn unsaid() -> Result<offline::Options> {
+    let Unsaid { settings } = clap::Parser::parse_from(["replay"]);
+    Ok(offline::Options {
+        sizes: settings.sizes()?,
+        volume: settings.volume()?,
+        speed: 1.0,
+    })
+}
+
 impl Settings {
     fn sizes(&self) -> Result<Sizes> {
         Ok(Sizes {

@@ -77,11 +77,21 @@ impl Volume {
     }
 }
 
+/// Settings of one disk.
+#[derive(Clone, Copy, Debug)]
+pub struct Own {
+    pub volume: Volume,
+    /// What is dirty at the end of the trace goes to the origin then.
+    pub is_destaged_at_end: bool,
+}
+
 /// Feeds a trace record by record.
 pub struct Replay {
     machine: Machine,
     options: Options,
     volumes: HashMap<NameId, VolumeId>,
+    /// Of disks with settings of their own.
+    own: HashMap<NameId, Own>,
     asked: [u64; 4],
     asked_bytes: [u64; 4],
     last: Time,
@@ -119,17 +129,33 @@ impl Replay {
             machine: Machine::start(options.sizes)?,
             options,
             volumes: HashMap::new(),
+            own: HashMap::new(),
             asked: [0; 4],
             asked_bytes: [0; 4],
             last: Time(0),
         })
     }
 
+    /// Gives a disk that had no request yet settings of its own.
+    pub fn set(&mut self, disk: NameId, own: Own) {
+        assert!(!self.volumes.contains_key(&disk), "it has had a request");
+        self.own.insert(disk, own);
+    }
+
+    /// What of a disk reached the origin by now.
+    pub fn origin_of(&self, disk: NameId) -> Origin {
+        let volume = self.volumes.get(&disk);
+        let origin = volume.and_then(|it| self.machine.tally.by_volume.get(it));
+        origin.copied().unwrap_or_default()
+    }
+
     fn volume(&mut self, disk: NameId) -> Result<VolumeId, ReplayError> {
         if let Some(volume) = self.volumes.get(&disk) {
             return Ok(*volume);
         }
-        let spec = self.options.volume.spec(disk.0, DISK_BYTES);
+        let own = self.own.get(&disk).map(|it| it.volume);
+        let spec = own.unwrap_or(self.options.volume);
+        let spec = spec.spec(disk.0, DISK_BYTES);
         let volume = self.machine.attach(spec)?;
         self.volumes.insert(disk, volume);
         Ok(volume)
@@ -154,14 +180,23 @@ impl Replay {
     }
 
     pub fn finish(mut self) -> Result<Report, ReplayError> {
+        self.end()
+    }
+
+    /// The end of the trace; what reached the origin of each disk can be asked for afterwards.
+    pub fn end(&mut self) -> Result<Report, ReplayError> {
         self.machine.run_until(self.last);
         let end = self.machine.snapshot();
         let origin_in_trace = self.machine.tally.origin;
-        let mut volumes: Vec<VolumeId> = self.volumes.values().copied().collect();
+        let mut volumes: Vec<(VolumeId, NameId)> =
+            self.volumes.iter().map(|it| (*it.1, *it.0)).collect();
         // Not in the order of a hash table: the same trace would end in another way each time.
         volumes.sort_unstable();
-        for volume in volumes {
-            if self.options.volume.policy == Policy::WriteBack {
+        for (volume, disk) in volumes {
+            let own = self.own.get(&disk);
+            let policy = own.map_or(self.options.volume.policy, |it| it.volume.policy);
+            let is_destaged = own.is_none_or(|it| it.is_destaged_at_end);
+            if policy == Policy::WriteBack && is_destaged {
                 self.machine.order(Command::Destage { volume })?;
             }
         }

@@ -4,6 +4,8 @@
 //! journal and ledger, reads and writes and zeroes; syncs and looks at a file's size are apart.
 
 use engine::event::{Device, Io, Op, Purpose};
+use engine::types::VolumeId;
+use std::collections::BTreeMap;
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
@@ -49,6 +51,34 @@ impl Origin {
     /// Of journals and ledgers.
     pub fn beside(&self) -> u64 {
         self.journal.requests + self.ledger.requests
+    }
+
+    /// Counts what goes to shared storage; its place in [`Kinds`] if it is a request.
+    fn add(&mut self, io: &Io) -> Option<usize> {
+        let moves = matches!(
+            io.op,
+            Op::Read | Op::Unpack(_) | Op::Write | Op::Zero { .. }
+        );
+        self.syncs += u64::from(io.op == Op::Sync);
+        if !moves {
+            return None;
+        }
+        let (count, kind) = match (io.device, io.op) {
+            (Device::Cache | Device::Former(_), _) => return None,
+            (Device::Origin(_) | Device::Base(..), Op::Read | Op::Unpack(_)) => {
+                (&mut self.reads, 0)
+            }
+            (Device::Origin(_) | Device::Base(..), _) => (&mut self.writes, 1),
+            (Device::Journal(_), op) => {
+                if op == Op::Read {
+                    self.journal_reads.add(io.bytes);
+                }
+                (&mut self.journal, 2)
+            }
+            (Device::Ledger(_), _) => (&mut self.ledger, 3),
+        };
+        count.add(io.bytes);
+        Some(kind)
     }
 
     pub fn since(&self, before: &Origin) -> Origin {
@@ -114,6 +144,8 @@ impl Flash {
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub origin: Origin,
+    /// The same for each volume.
+    pub by_volume: BTreeMap<VolumeId, Origin>,
     pub flash_reads: Count,
     pub flash_writes: Count,
     pub flash: Flash,
@@ -123,35 +155,20 @@ pub struct Tally {
 
 impl Tally {
     pub fn add(&mut self, now_ns: u64, io: &Io) {
-        let moves = matches!(
-            io.op,
-            Op::Read | Op::Unpack(_) | Op::Write | Op::Zero { .. }
-        );
-        let (count, kind) = match (io.device, io.op) {
+        let volume = match (io.device, io.op) {
             (Device::Cache, Op::Read) => return self.flash_reads.add(io.bytes),
             (Device::Cache, Op::Write) => {
                 self.flash.of(io.purpose).add(io.bytes);
                 return self.flash_writes.add(io.bytes);
             }
             (Device::Cache | Device::Former(_), _) => return,
-            (_, Op::Sync) => {
-                self.origin.syncs += 1;
-                return;
-            }
-            _ if !moves => return,
-            (Device::Origin(_) | Device::Base(..), Op::Read | Op::Unpack(_)) => {
-                (&mut self.origin.reads, 0)
-            }
-            (Device::Origin(_) | Device::Base(..), _) => (&mut self.origin.writes, 1),
-            (Device::Journal(_), op) => {
-                if op == Op::Read {
-                    self.origin.journal_reads.add(io.bytes);
-                }
-                (&mut self.origin.journal, 2)
-            }
-            (Device::Ledger(_), _) => (&mut self.origin.ledger, 3),
+            (Device::Origin(volume) | Device::Base(volume, _), _) => volume,
+            (Device::Journal(volume) | Device::Ledger(volume), _) => volume,
         };
-        count.add(io.bytes);
+        self.by_volume.entry(volume).or_default().add(io);
+        let Some(kind) = self.origin.add(io) else {
+            return;
+        };
         let second = (now_ns / NS_PER_SECOND) as usize;
         if self.seconds.len() <= second {
             self.seconds.resize(second + 1, Kinds::default());

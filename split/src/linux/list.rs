@@ -20,7 +20,7 @@ const SECTOR: u64 = 512;
 const SWAP_MARK_AT: u64 = 4096 - 10;
 const SLEEPS: [&[u8]; 2] = [b"S1SUSPEND", b"S2SUSPEND"];
 /// Names that users' programs give to what a user would miss.
-const VALUED: [&str; 9] = [
+pub(crate) const VALUED: [&str; 9] = [
     ".config",
     ".mozilla",
     ".thunderbird",

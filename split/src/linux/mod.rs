@@ -19,6 +19,7 @@ use crate::kind::{FileSystem, Layout, Listing, Moved, Partitions, Swap, SwapPart
 use crate::programs::run;
 use crate::rules::Rules;
 use fstab::{MOUNTS, SWAP_LABEL};
+pub(crate) use list::VALUED;
 use matched::inside;
 use mounted::Mounted;
 use std::path::{Path, PathBuf};

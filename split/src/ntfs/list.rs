@@ -44,7 +44,7 @@ const UNMOVABLE: [&str; 10] = [
 ];
 
 /// Names that Windows and programs give to what a user would miss, in upper case.
-const VALUED: [&str; 10] = [
+pub(crate) const VALUED: [&str; 10] = [
     "CREDENTIALS",
     "CRYPTO",
     "FIREFOX",

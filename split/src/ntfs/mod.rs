@@ -35,6 +35,7 @@ pub use compare::{Changed, Compared, check, verify};
 pub use copy::{NewVolume, copy, make_volume};
 pub use error::{Error, Refused};
 pub use link::{empty, link};
+pub(crate) use list::VALUED;
 pub use list::{Found, LinkInto, Moved, Rule, Share, Valued, VolumeIndex, list};
 pub use look::{Looked, look};
 pub use path::{Pattern, WindowsPath};

@@ -20,17 +20,17 @@ const DAMAGED: u64 = 300;
 const READERS: [&str; 3] = ["partx", "prlimit", "fiwalk"];
 const MAKERS: [&str; 2] = ["mkntfs", "ntfscp"];
 
-fn bytes(seed: u64, count: usize) -> Vec<u8> {
+pub(super) fn bytes(seed: u64, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     Rng::new(seed).fill(&mut bytes);
     bytes
 }
 
-fn makes(test: &str, more: &[&str]) -> bool {
+pub(super) fn makes(test: &str, more: &[&str]) -> bool {
     have(test, &[&READERS[..], &MAKERS, more].concat())
 }
 
-fn empty_volume(image: &Path, mib: u64) {
+pub(super) fn empty_volume(image: &Path, mib: u64) {
     let file = fs::File::create(image).expect("made");
     file.set_len(mib << 20).expect("grown");
     // The geometry is said, because a file has none.
@@ -53,7 +53,7 @@ fn copy(image: &Path, name: &str, content: &[u8]) -> bool {
 }
 
 /// Sectors of the clusters that hold a file, in the order of the file.
-fn sectors(image: &[u8], content: &[u8]) -> Vec<u64> {
+pub(super) fn sectors(image: &[u8], content: &[u8]) -> Vec<u64> {
     let clusters = image.chunks(CLUSTER).enumerate();
     let places: HashMap<&[u8], usize> = clusters.map(|(at, bytes)| (bytes, at)).collect();
     let clusters = content.chunks_exact(CLUSTER);
@@ -179,13 +179,13 @@ fn requests_find_the_file_of_an_ntfs_image() {
 }
 
 /// A volume that is mounted until this goes.
-struct Mounted {
+pub(super) struct Mounted {
     child: Child,
-    place: PathBuf,
+    pub(super) place: PathBuf,
 }
 
 impl Mounted {
-    fn new(image: &Path, place: PathBuf) -> Mounted {
+    pub(super) fn new(image: &Path, place: PathBuf) -> Mounted {
         fs::create_dir_all(&place).expect("made");
         // In the foreground, so that its end says that all is written.
         let child = Command::new("ntfs-3g")

@@ -59,6 +59,9 @@ pub fn document(shown: &Shown) -> Value {
             "over_time": over_time(shown),
         }),
     );
+    if let Some(proposed) = &shown.proposed {
+        extend(&mut document, json!({ "proposal": proposed.document }));
+    }
     document
 }
 

@@ -6,6 +6,7 @@
 //! it. Deliberately absent: other file systems and formats other than raw; what nothing is known of
 //! stays without a path.
 
+use super::contents::{Contents, FileSystem};
 use super::ntfs;
 use crate::cli::trace::unreadable;
 use host::error::{Error, Result, cause};
@@ -14,8 +15,11 @@ use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use workload::trace::analyze::places::{self, Entry, Places};
+use workload::trace::analyze::places::{self, Entry, Name, Places};
 use workload::trace::{NameId, Names, SECTOR_BYTES};
+
+/// Where the lists of packages are; those of rpm are a database that no program here reads.
+const PACKAGES: &str = "/var/lib/dpkg/info/";
 
 /// A disk of the trace, and where its bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,10 +55,11 @@ pub struct Images {
 }
 
 impl Images {
-    pub fn read(images: &[ImageOf]) -> Result<Images> {
+    /// Reads them; all names too, where something is given for them.
+    pub fn read(images: &[ImageOf], mut contents: Option<&mut Contents>) -> Result<Images> {
         let mut all = Images::default();
         for ImageOf { disk, image } in images {
-            let places = files_of(image)?;
+            let places = files_of(image, contents.as_deref_mut())?;
             all.files.push(Files {
                 disk: disk.clone(),
                 ids: vec![None; places.files()],
@@ -64,16 +69,31 @@ impl Images {
         Ok(all)
     }
 
+    /// Before the same traces are read once more: numbers of disks and paths are given anew.
+    pub fn begin_again(&mut self) {
+        self.by_disk.clear();
+        self.files.iter_mut().for_each(|it| it.ids.fill(None));
+    }
+
+    /// Whether a disk has an image.
+    pub fn has(&mut self, disks: &Names, disk: NameId) -> bool {
+        self.files_of(disks, disk).is_some()
+    }
+
     /// The path of a request on a disk; names that are new go into the table of paths.
     pub fn path(&mut self, disks: &Names, disk: NameId, sector: u64) -> Option<Found<'_>> {
+        let at = self.files_of(disks, disk)?;
+        let files = &mut self.files[at];
+        let number = files.places.at(sector)?;
+        Some(Found { files, number })
+    }
+
+    fn files_of(&mut self, disks: &Names, disk: NameId) -> Option<usize> {
         for name in disks.all().iter().skip(self.by_disk.len()) {
             let at = self.files.iter().position(|it| it.disk == *name);
             self.by_disk.push(at);
         }
-        let at = (*self.by_disk.get(disk.0 as usize)?)?;
-        let files = &mut self.files[at];
-        let number = files.places.at(sector)?;
-        Some(Found { files, number })
+        *self.by_disk.get(disk.0 as usize)?
     }
 
     /// Disks that were named and are in no trace.
@@ -100,17 +120,17 @@ pub fn failed(image: &Path, why: impl std::fmt::Display) -> Error {
     Error::failed(format!("{}: {why}", image.display())).about(image.display().to_string())
 }
 
-fn files_of(image: &Path) -> Result<Places> {
+fn files_of(image: &Path, mut contents: Option<&mut Contents>) -> Result<Places> {
     let file = std::fs::File::open(image);
     let file = file.map_err(|error| unreadable(image, &error, "an image"))?;
     let mut places = Places::default();
     let starts = starts(image)?.into_iter();
     let (of_ntfs, others): (Vec<u64>, _) = starts.partition(|start| ntfs::is_ntfs(&file, *start));
     for start_sector in others {
-        add(image, start_sector, &mut places)?;
+        add(image, start_sector, &mut places, contents.as_deref_mut())?;
     }
     if !of_ntfs.is_empty() {
-        ntfs::add(image, &of_ntfs, &mut places)?;
+        ntfs::add(image, &of_ntfs, &mut places, contents)?;
     }
     if places.files() == 0 {
         let why = "no ext2, ext3, ext4 or NTFS file system is in it; others, and formats other \
@@ -154,7 +174,12 @@ pub fn without(program: &str, error: &std::io::Error) -> Error {
 }
 
 /// The files of the file system that begins there, if it is one.
-fn add(image: &Path, start_sector: u64, places: &mut Places) -> Result<()> {
+fn add(
+    image: &Path,
+    start_sector: u64,
+    places: &mut Places,
+    contents: Option<&mut Contents>,
+) -> Result<()> {
     let target = target(image, start_sector);
     let stats = debugfs(&target, "stats\n")?;
     let Some(block_bytes) = places::block_bytes(&stats) else {
@@ -186,7 +211,34 @@ fn add(image: &Path, start_sector: u64, places: &mut Places) -> Result<()> {
             places.add(&paths[&inode], start_sector, block_bytes, blocks);
         }
     }
+    if let Some(contents) = contents {
+        let names = places::names(&entries, &paths);
+        contents.file_systems.push(FileSystem {
+            is_ntfs: false,
+            packages: packages(&target, &names)?,
+            names,
+        });
+    }
     Ok(())
+}
+
+/// What the lists of Debian's packages name; nothing where there are none.
+fn packages(target: &OsStr, names: &[Name]) -> Result<Option<Vec<String>>> {
+    let is_list = |it: &&Name| {
+        let name = it
+            .path
+            .strip_prefix(PACKAGES)
+            .filter(|it| !it.contains('/'));
+        name.is_some_and(|it| it.ends_with(".list")) && !it.is_directory
+    };
+    let inodes: Vec<u64> = names.iter().filter(is_list).map(|it| it.file).collect();
+    if inodes.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(places::listed(&debugfs(
+        target,
+        &commands("cat", &inodes),
+    )?)))
 }
 
 fn target(image: &Path, start_sector: u64) -> OsString {

@@ -6,6 +6,7 @@
 //! another process, has so much time and memory, and may say so much. Tried before: the crate
 //! `ntfs`, which panics on foreign bytes; `ntfscluster`, which knows no partitions.
 
+use super::contents::Contents;
 use super::image::{failed, without};
 use host::error::{Error, Result, cause};
 use std::fs::File;
@@ -35,8 +36,13 @@ pub fn is_ntfs(image: &File, start_sector: u64) -> bool {
     offset.is_some_and(|it| image.read_exact_at(&mut name, it).is_ok()) && name == *b"NTFS    "
 }
 
-/// The files of the file systems that begin there.
-pub fn add(image: &Path, start_sectors: &[u64], places: &mut Places) -> Result<()> {
+/// The files of the file systems that begin there, and all their names where they are wanted.
+pub fn add(
+    image: &Path,
+    start_sectors: &[u64],
+    places: &mut Places,
+    contents: Option<&mut Contents>,
+) -> Result<()> {
     let mut child = Command::new("prlimit")
         .arg(format!("--cpu={SECONDS_MAX}"))
         .arg(format!("--as={MEMORY_BYTES_MAX}"))
@@ -50,7 +56,10 @@ pub fn add(image: &Path, start_sectors: &[u64], places: &mut Places) -> Result<(
         .spawn()
         .map_err(|error| without("prlimit", &error))?;
     let output = child.stdout.take().expect("it was asked for");
-    let mut walked = Walked::new(start_sectors);
+    let mut walked = match contents {
+        Some(_) => Walked::with_names(start_sectors),
+        None => Walked::new(start_sectors),
+    };
     // Nobody reads any more once this is back, which ends a program that goes on.
     let read = read(output, &mut walked, places);
     let status = child.wait().map_err(|error| without("fiwalk", &error))?;
@@ -74,7 +83,12 @@ pub fn add(image: &Path, start_sectors: &[u64], places: &mut Places) -> Result<(
             image,
             format_args!("fiwalk finds no files in the one at sector {sector}"),
         )),
-        None => Ok(()),
+        None => {
+            if let Some(contents) = contents {
+                contents.of_ntfs(walked.names());
+            }
+            Ok(())
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 
 use super::Shown;
 use super::document::per_second;
+use super::propose::Proposed;
 use host::cli::output;
 use host::config::units::{human_bytes, human_seconds};
 use workload::trace::SECTOR_BYTES;
@@ -40,6 +41,10 @@ pub fn text(shown: &Shown) -> String {
     section("Writes by durability", durability(shown));
     section("Busiest files", paths(shown));
     section("Disks", disks(shown));
+    section(
+        "Proposed rules",
+        shown.proposed.as_ref().map(Proposed::text),
+    );
     text
 }
 

@@ -230,6 +230,23 @@ impl Blocks {
         was
     }
 
+    /// When the oldest sector of a block was written, in milliseconds; `None` for never.
+    pub fn oldest_write_ms(&self, id: ChunkId, block: u64) -> Option<u64> {
+        let stamps = self
+            .stamps
+            .get(self.chunks[id.0 as usize].stamps as usize)?;
+        let cell = stamps[block as usize];
+        let oldest = match cell & DIVIDED {
+            0 => cell,
+            _ => {
+                let each = self.divided[(cell & !DIVIDED) as usize].iter();
+                each.copied().filter(|it| *it > 0).min()?
+            }
+        };
+        let stamp = oldest.checked_sub(1)?;
+        Some(u64::from(stamp) << self.stamp_shift)
+    }
+
     fn was(&self, id: ChunkId, place: u64, bit: u64) -> Was {
         let chunk = self.chunks[id.0 as usize];
         Was {

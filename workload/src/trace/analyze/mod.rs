@@ -8,6 +8,7 @@
 
 pub mod blocks;
 pub mod categories;
+pub mod directories;
 pub mod divergence;
 pub mod flow;
 pub mod merge;
@@ -27,6 +28,7 @@ pub mod working_set;
 use super::{NameId, Names, Op, Record, SECTOR_BYTES};
 use blocks::{BLOCK_SECTORS, Blocks, CHUNK_BLOCKS, CHUNK_SECTORS, Was};
 use categories::{CATEGORIES_MAX, Categories, CategoryId, UNKNOWN};
+use directories::{ByDirectory, Directories, Here, is_before};
 use divergence::Divergence;
 use flow::{Flow, Mix};
 use peaks::{Cell, Peak, Peaks, Period, Seen};
@@ -47,6 +49,8 @@ pub struct Options {
     pub samples: usize,
     /// Chunks of blocks that are kept, see [`blocks`].
     pub chunks_max: usize,
+    /// Figures by directory, with rewrites within so long.
+    pub directory_period_ms: Option<u64>,
 }
 
 impl Default for Options {
@@ -57,6 +61,7 @@ impl Default for Options {
             periods: Vec::new(),
             samples: 512 << 10,
             chunks_max: 8 << 20,
+            directory_period_ms: None,
         }
     }
 }
@@ -75,6 +80,7 @@ pub struct Analysis {
     divergence: Divergence,
     working_set: WorkingSet,
     reuse: Reuse,
+    directories: Option<Directories>,
     by_path: Vec<Mix>,
     last_ns: u64,
     oversized: u64,
@@ -98,6 +104,8 @@ pub struct Report {
     pub curve: Curve,
     /// By place in the list of paths; empty where none is known.
     pub by_path: Vec<Mix>,
+    /// Where they were asked for.
+    pub directories: Option<ByDirectory>,
     pub last_ns: u64,
     /// One place in so many was looked at for what concerns blocks; one means all.
     pub weight: u64,
@@ -118,6 +126,7 @@ impl Analysis {
             divergence: Divergence::default(),
             working_set: WorkingSet::default(),
             reuse: Reuse::new(options.samples),
+            directories: options.directory_period_ms.map(Directories::new),
             by_path: Vec::new(),
             last_ns: 0,
             oversized: 0,
@@ -127,8 +136,15 @@ impl Analysis {
 
     /// The next request in the order of time, of a category if its path is known.
     pub fn add(&mut self, record: &Record, category: Option<CategoryId>) {
+        self.add_in(record, category, None);
+    }
+
+    /// The same, in a directory if figures by directory are wanted and it is known.
+    pub fn add_in(&mut self, record: &Record, category: Option<CategoryId>, here: Option<Here>) {
         assert!(record.time_ns >= self.last_ns, "records come in order");
         self.last_ns = record.time_ns;
+        let directories = self.directories.as_mut();
+        let start_ns = directories.and_then(|it| it.add(record, here));
         let bytes = u64::from(record.sectors) * SECTOR_BYTES;
         let write = match record.op {
             Op::Read => false,
@@ -162,16 +178,26 @@ impl Analysis {
         if record.sectors > REQUEST_SECTORS_MAX {
             self.oversized += 1;
         } else {
-            cell.seen = self.look(record, category, write);
+            let found = Found {
+                here,
+                start_ns,
+                ..Found::default()
+            };
+            cell.seen = self.look(record, category, write, found);
             self.seen.add(&cell.seen);
         }
         self.peaks.request(record.time_ns, disk, category, &cell);
     }
 
     /// Goes over the chunks of a request; what was seen before of a read.
-    fn look(&mut self, record: &Record, category: CategoryId, write: bool) -> Seen {
+    fn look(
+        &mut self,
+        record: &Record,
+        category: CategoryId,
+        write: bool,
+        mut found: Found,
+    ) -> Seen {
         let (start, end) = (record.sector, record.sector + u64::from(record.sectors));
-        let mut found = Found::default();
         for place in start / CHUNK_SECTORS..end.div_ceil(CHUNK_SECTORS) {
             let first = start.max(place * CHUNK_SECTORS);
             let last = end.min((place + 1).saturating_mul(CHUNK_SECTORS));
@@ -179,7 +205,13 @@ impl Analysis {
         }
         match write {
             true => Seen::default(),
-            false => found.seen,
+            false => {
+                let directories = self.directories.as_mut().filter(|_| found.old);
+                if let (Some(directories), Some(here)) = (directories, found.here) {
+                    directories.read_after_start(here.directory, self.blocks.weight());
+                }
+                found.seen
+            }
         }
     }
 
@@ -216,13 +248,26 @@ impl Analysis {
                 let range = sectors.start as usize - base..sectors.end as usize - base;
                 let day = self.rewrites.day(time_ns);
                 day.sectors(count, weight);
-                let again = |ago, sectors| day.again(ago, sectors, weight);
+                let mut by_directory = self.directories.as_mut().zip(found.here);
+                if let Some((directories, here)) = &mut by_directory {
+                    directories.looked(here.directory, count, weight);
+                }
+                let again = |ago, sectors| {
+                    day.again(ago, sectors, weight);
+                    if let Some((directories, here)) = &mut by_directory {
+                        directories.again(here.directory, ago, sectors, weight);
+                    }
+                };
                 let was = self.blocks.write(id, place, within, range, time_ns, again);
                 if !was.written {
                     self.divergence.first_write(time_ns, disk, category, weight);
                 }
                 was
             } else {
+                if let Some(start_ns) = found.start_ns {
+                    let written = self.blocks.oldest_write_ms(id, within);
+                    found.old |= written.is_some_and(|it| is_before(it, start_ns));
+                }
                 let was = self.blocks.read(id, place, within);
                 found.read(count * SECTOR_BYTES * weight, was);
                 was
@@ -248,6 +293,7 @@ impl Analysis {
             divergence: self.divergence,
             working_set: self.working_set,
             curve: self.reuse.curve(),
+            directories: self.directories.map(Directories::finish),
             by_path: self.by_path,
             last_ns: self.last_ns,
             weight: self.blocks.weight(),
@@ -302,6 +348,11 @@ struct Found {
     judged: u64,
     new_to_disk: bool,
     new_to_cluster: bool,
+    here: Option<Here>,
+    /// The last start of the guest, where directories are looked at.
+    start_ns: Option<u64>,
+    /// Of what was written before it.
+    old: bool,
 }
 
 impl Found {

@@ -23,6 +23,15 @@ pub struct Entry {
     pub name: String,
 }
 
+/// One name of a file or directory, from the root of its file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    pub path: String,
+    pub is_directory: bool,
+    /// The same for all names of a file.
+    pub file: u64,
+}
+
 /// Blocks from `first` to before `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
@@ -207,6 +216,25 @@ pub fn paths(entries: &[Entry]) -> HashMap<u64, String> {
         paths.entry(entry.inode).or_insert(path);
     }
     paths
+}
+
+/// All names, those of one file each, from the entries of all directories and their paths.
+pub fn names(entries: &[Entry], paths: &HashMap<u64, String>) -> Vec<Name> {
+    let names = entries.iter().filter_map(|entry| {
+        let parent = paths.get(&entry.parent)?;
+        Some(Name {
+            path: format!("{}/{}", parent.trim_end_matches('/'), entry.name),
+            is_directory: entry.is_directory,
+            file: entry.inode,
+        })
+    });
+    names.collect()
+}
+
+/// What `cat <INODE>` says of files that are lists of paths, a line for each.
+pub fn listed(text: &str) -> Vec<String> {
+    let lines = text.lines().filter(|it| it.starts_with('/'));
+    lines.map(str::to_owned).collect()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! first. Left out: what lies inside the record of a file, which is the place of `/$MFT`; holes;
 //! and file systems other than those that were asked for.
 
-use super::places::{Blocks, Places};
+use super::places::{Blocks, Name, Places};
 use crate::trace::SECTOR_BYTES;
 use std::collections::HashSet;
 
@@ -27,6 +27,7 @@ struct Volume {
 #[derive(Default)]
 struct File {
     path: Option<String>,
+    is_directory: bool,
     number: Option<u64>,
     clusters: Vec<Blocks>,
 }
@@ -38,6 +39,8 @@ pub struct Walked {
     volume: Volume,
     file: File,
     found: HashSet<u64>,
+    /// All names with the sector at which their file system begins, where they are wanted.
+    names: Option<Vec<(u64, Name)>>,
 }
 
 impl Walked {
@@ -47,7 +50,21 @@ impl Walked {
             volume: Volume::default(),
             file: File::default(),
             found: HashSet::new(),
+            names: None,
         }
+    }
+
+    /// Keeps all names too.
+    pub fn with_names(start_sectors: &[u64]) -> Walked {
+        Walked {
+            names: Some(Vec::new()),
+            ..Walked::new(start_sectors)
+        }
+    }
+
+    /// The names, with the sector at which their file system begins.
+    pub fn names(&mut self) -> Vec<(u64, Name)> {
+        self.names.take().unwrap_or_default()
     }
 
     pub fn line(&mut self, line: &str, places: &mut Places) {
@@ -69,6 +86,8 @@ impl Walked {
             self.file = File::default();
         } else if let Some(name) = text_in(line, "filename") {
             self.file.path = Some(format!("/{}", unescaped(name)));
+        } else if let Some(kind) = text_in(line, "name_type") {
+            self.file.is_directory = kind == "d";
         } else if let Some(number) = number_in(line, "inode") {
             // Before the name stands that of the directory.
             self.file.number = self.file.path.is_some().then_some(number);
@@ -84,6 +103,16 @@ impl Walked {
         let (Some(path), Some(number)) = (file.path, file.number) else {
             return;
         };
+        // Each directory is told once more as `.`, and as `..` of those in it.
+        let is_own = |it: &str| !it.ends_with("/.") && !it.ends_with("/..");
+        if let Some(names) = self.names.as_mut().filter(|_| is_own(&path)) {
+            let name = Name {
+                path: path.clone(),
+                is_directory: file.is_directory,
+                file: number,
+            };
+            names.push((self.volume.start_sector, name));
+        }
         if file.clusters.is_empty() || !self.volume.files.insert(number) {
             return;
         }
