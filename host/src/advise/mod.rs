@@ -23,6 +23,7 @@ use crate::config::units::human_bytes;
 use curves::{Demand, Figures};
 use divide::{Point, by_gain, by_weight, hits_at};
 use engine::types::{BLOCK_BYTES, Policy, VolumeId};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Fewer reads of blocks say nothing of a curve.
@@ -127,10 +128,10 @@ fn blocks(bytes: u64) -> u64 {
 
 /// Curves with the weights of who reads: the mean, by what each reads.
 fn weighted(demands: &[Demand], volumes: &[Known]) -> Vec<Vec<Point>> {
-    let weight_of = |id: VolumeId| {
-        let known = volumes.iter().find(|known| known.id == id);
-        known.map_or(WEIGHT_OF_THE_MEAN, |known| f64::from(known.weight))
-    };
+    let weights = volumes.iter();
+    let weights = weights.map(|known| (known.id, f64::from(known.weight)));
+    let weights: BTreeMap<VolumeId, f64> = weights.collect();
+    let weight_of = |id: VolumeId| weights.get(&id).copied().unwrap_or(WEIGHT_OF_THE_MEAN);
     let curves = demands.iter().map(|demand| {
         let all: f64 = demand.readers.iter().map(|(_, rate)| rate).sum();
         let sum = demand.readers.iter();

@@ -39,6 +39,13 @@ device() { tenuto volume device "$@"; }
 # Sees no device.
 blind_resize() { unshare -m sh -c "umount /sys && tenuto volume resize disk $1"; }
 again() { sha256sum /mnt/first /mnt/second | cut -d ' ' -f 1; }
+# Without udev, and of the devices of volumes only.
+lvm() {
+    verb=$1
+    shift
+    /e2/lvm $verb --config 'activation { udev_sync=0 udev_rules=0 } backup { backup=0 archive=0 }
+        devices { use_devicesfile=0 obtain_device_list_from_udev=0 filter=["a|^/dev/tenuto/|","r|.*|"] }' "$@"
+}
 "#;
 const CONFIGURATION: &str = r#"
 [host]
@@ -62,16 +69,16 @@ destage-after = "never"
 export = ["nbd"]
 "#;
 
-/// A host with the product, a volume and the driver, which is not loaded yet.
-fn host(test: &str, dir: &Path) -> Option<Shell> {
-    if !have(test, &["strip", "ldd", "mkfs.ext4"]) {
+/// A host with the product, a volume, these programs, and these drivers, which are not loaded yet.
+fn host(test: &str, dir: &Path, programs: &[&str], drivers: &[&str]) -> Option<Shell> {
+    if !have(test, &["strip", "ldd"]) || !have(test, programs) {
         return None;
     }
     let root = dir.join("initramfs");
     product(&root);
-    with_libraries(&root, &["mkfs.ext4"]);
+    with_libraries(&root, programs);
     fs::write(root.join("tenuto.toml"), CONFIGURATION).expect("write the configuration");
-    let machine = Machine::with_shell(test, dir, TOOLS, &["drivers/block/nbd"])?;
+    let machine = Machine::with_shell(test, dir, TOOLS, drivers)?;
     let files = dir.join("host");
     fs::create_dir_all(&files).expect("make a directory");
     let image = fs::File::create(files.join("disk.img")).expect("make an image");
@@ -89,7 +96,8 @@ fn host(test: &str, dir: &Path) -> Option<Shell> {
 fn a_volume_is_a_block_device_whose_requests_wait_for_a_daemon_that_was_killed() {
     let test = "a_volume_is_a_block_device_whose_requests_wait_for_a_daemon_that_was_killed";
     let rig = Rig::new();
-    let Some(mut host) = host(test, &rig.dir) else {
+    let found = host(test, &rig.dir, &["mkfs.ext4"], &["drivers/block/nbd"]);
+    let Some(mut host) = found else {
         return;
     };
     let said = host.run("ends_with 1 device disk");
@@ -163,6 +171,39 @@ fn a_volume_is_a_block_device_whose_requests_wait_for_a_daemon_that_was_killed()
         host.run("device disk && device disk --detach -q"),
         "/dev/tenuto/disk"
     );
+}
+
+/// Fails when: a volume group does not find its device again, loses what is on it, or has it taken
+/// away under its feet.
+#[test]
+fn a_volume_group_lies_on_a_device_over_a_kill_and_an_absence() {
+    let test = "a_volume_group_lies_on_a_device_over_a_kill_and_an_absence";
+    let rig = Rig::new();
+    let drivers = ["drivers/block/nbd", "drivers/md/dm-mod"];
+    let Some(mut host) = host(test, &rig.dir, &["mkfs.ext4", "lvm"], &drivers) else {
+        return;
+    };
+    host.run("insmod /modules/nbd.ko && insmod /modules/dm-mod.ko && mkdir -p /run/lock/lvm");
+    host.run("device disk -q && lvm pvcreate -q /dev/tenuto/disk");
+    host.run("lvm vgcreate -q pool /dev/tenuto/disk");
+    host.run("lvm lvcreate -q -y -W n -Z n -n data -l 100%FREE pool");
+    host.run("/e2/mkfs.ext4 -q -b 4096 /dev/mapper/pool-data");
+    host.run("mount -t ext4 /dev/mapper/pool-data /mnt");
+    host.run("dd if=/dev/urandom of=/mnt/first bs=64k count=32 conv=fsync 2>/dev/null");
+    host.run("(dd if=/dev/urandom of=/mnt/second bs=64k count=96 conv=fsync; echo $? >/did) &");
+    host.run("kill -9 $daemon; usleep 1000000; serve");
+    host.wait("test -e /did");
+    assert_eq!(host.run("cat /did"), "0", "it waited");
+    let sums = host.run("again");
+    host.run("umount /mnt");
+    let said = host.run("ends_with 4 device disk --detach");
+    assert!(!said.contains("code"), "{said}");
+    host.run("lvm vgchange -q -an pool && device disk --detach -q");
+    host.run("test ! -e /dev/mapper/pool-data && test ! -e /dev/tenuto/disk");
+    host.run("device disk -q && lvm vgchange -q -ay pool");
+    host.run("mount -t ext4 /dev/mapper/pool-data /mnt");
+    assert_eq!(host.run("again"), sums);
+    host.run("umount /mnt && lvm vgchange -q -an pool && device disk --detach -q");
 }
 
 #[test]
