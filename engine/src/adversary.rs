@@ -36,6 +36,8 @@ rules::list! {
         CountVoidSerials,
         /// 8: a delta is taken that does not begin where the replica ends.
         SkipGapCheck,
+        /// 8: a crash brings back what a copy has of before writes that it never got.
+        LeaveOutUncovered,
         /// 8: batches behind one that was refused are taken.
         GoOnBehindRefused,
         /// 8: a replica with a part of a delta goes on for another owner.
@@ -336,6 +338,8 @@ rules::list! {
         Joined,
         /// A peer that counts has no room for what it lacks.
         PeerHasNoRoom,
+        /// A batch leaves out writes that the image has, and the copy never got.
+        LeftOut,
         /// A guest's write waits for that.
         WaitedForRoomOfPeer,
         /// A peer gets an epoch as one delta.

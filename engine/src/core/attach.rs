@@ -604,6 +604,7 @@ impl Core {
         assert!(volume.group().is_none(), "it has left its group");
         // What has come since it was told to go, or could not be brought to its end.
         self.checkpoint.forget(Waiter::Resize(id));
+        self.checkpoint.forget(Waiter::Cover(id));
         self.forget_join(id);
         assert!(volume.replication.is_empty() || self.replicas.sending.iter().all(|it| *it != id));
         let settling = volume.take_settling();

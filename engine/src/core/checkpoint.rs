@@ -41,6 +41,8 @@ pub enum Waiter {
     Resize(VolumeId),
     /// The table names what becomes one epoch of the volume.
     Join(VolumeId),
+    /// The table says what the image has of a copy.
+    Cover(VolumeId),
 }
 
 #[derive(Default)]
@@ -300,6 +302,7 @@ impl Core {
                 Waiter::Switch(volume) => self.switch_named(cx, volume),
                 Waiter::Resize(volume) => self.resize_named(cx, volume),
                 Waiter::Join(volume) => self.join_named(volume),
+                Waiter::Cover(volume) => self.replica_covered(volume),
                 Waiter::Commit(volume) => self.commit_reset(cx, volume),
                 Waiter::Renew(volume) => self.open_for_requests(cx, volume),
                 Waiter::Leave(request)

@@ -5,7 +5,9 @@
 //! ordinary stream of writes, so that one sync covers them and those of this host's guests. A
 //! batch that has begun is staged to its end, whatever is ordered meanwhile. Room for a batch was
 //! promised to its owner ([`super::room`]); it waits for the log to make it, which no guest's data
-//! is in the way of. What waits for room owns nothing.
+//! is in the way of. What waits for room owns nothing. What a copy has of the time before writes
+//! that never came to it, because the image had them first, is let go of for good before newer ones
+//! are staged.
 //! Deliberately absent: what is said of it to other hosts, and who may freeze it.
 
 use super::Core;
@@ -355,6 +357,9 @@ impl Core {
             self.break_replica(cx, id);
             return true;
         }
+        if !begun && self.waits_for_cover(id) {
+            return false;
+        }
         // It has no claim to room before something of it is there.
         if untouched && !self.has_room_for(cx, id, need) {
             return false;
@@ -381,6 +386,27 @@ impl Core {
         self.acknowledge(cx, id, incoming.request, newest);
         self.touch(id);
         true
+    }
+
+    /// A batch leaves out writes that the image has and this copy never got. A recovery that found
+    /// what lies before them would lay it over the image, below the newer writes of the batch. So
+    /// a checkpoint lets go of it before anything of the batch is staged.
+    fn waits_for_cover(&mut self, id: VolumeId) -> bool {
+        if let Some(destaged) = self.volume(id).leaves_out() {
+            mark(Mark::LeftOut);
+            self.volume(id).begin_cover();
+            self.drop_old(id, destaged);
+            self.checkpoint.wait(OfCheckpoint::Cover(id));
+        }
+        self.volume(id).is_covering()
+    }
+
+    /// The checkpoint is durable: batches that waited for it go on.
+    pub(super) fn replica_covered(&mut self, id: VolumeId) {
+        if let Some(volume) = self.find(id) {
+            volume.end_cover();
+            self.touch(id);
+        }
     }
 
     /// Whether the log has room for all of a batch.

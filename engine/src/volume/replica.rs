@@ -79,6 +79,8 @@ pub struct Replica {
     inbox: VecDeque<Incoming>,
     /// A batch was refused: none behind it is taken before the owner comes anew.
     broken: bool,
+    /// A checkpoint is awaited, which lets go for good of what lies before writes left out.
+    covering: bool,
     /// Who waits until all that is here is durable.
     settling: Option<RequestId>,
     promise: Promise,
@@ -393,6 +395,30 @@ impl Volume {
 
     pub fn first_batch(&mut self) -> Option<&mut Incoming> {
         self.replica.inbox.front_mut()
+    }
+
+    /// The first batch says that the image has writes that this copy never got: what of the copy
+    /// lies before them is old, though the copy does not know by what.
+    pub fn leaves_out(&self) -> Option<Serial> {
+        let first = self.replica.inbox.front()?;
+        let destaged = first.batch.destaged;
+        let unknown = destaged > self.replica.end && !has(Bug::LeaveOutUncovered);
+        (unknown && !self.replica.covering).then_some(destaged)
+    }
+
+    /// It is let go of, but a crash would bring it back.
+    pub fn begin_cover(&mut self) {
+        assert!(!self.replica.covering, "one checkpoint is enough");
+        self.replica.covering = true;
+    }
+
+    pub fn is_covering(&self) -> bool {
+        self.replica.covering
+    }
+
+    /// No crash brings it back any more.
+    pub fn end_cover(&mut self) {
+        self.replica.covering = false;
     }
 
     /// The first batch begins. Whether an epoch ends before it, because it is of a new one, or

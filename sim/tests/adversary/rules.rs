@@ -85,6 +85,13 @@ pub const OWN_TESTS: &[(Bug, &str, &str)] = &[
         "a host loses a batch on its way, and sends the next one by the same link",
     ),
     (
+        Bug::LeaveOutUncovered,
+        "what_lies_before_a_write_left_out_does_not_come_back",
+        "a copy that does not count lacks a write that goes to the image first, gets newer ones, \
+         is killed before its next checkpoint, counts, and is served before there is proof, when \
+         no ledger tells what the image has",
+    ),
+    (
         Bug::TakePromisedRoom,
         "no_guest_takes_room_that_was_promised_to_a_copy",
         "an origin takes no writes, a guest fills the log of its host up to the last block, and \
