@@ -302,7 +302,12 @@ impl Core {
                 Waiter::Switch(volume) => self.switch_named(cx, volume),
                 Waiter::Resize(volume) => self.resize_named(cx, volume),
                 Waiter::Join(volume) => self.join_named(volume),
-                Waiter::Cover(volume) => self.replica_covered(volume),
+                Waiter::Cover(volume) => {
+                    if let Some(replica) = self.find(volume) {
+                        replica.as_replica().end_cover();
+                        self.touch(volume);
+                    }
+                }
                 Waiter::Commit(volume) => self.commit_reset(cx, volume),
                 Waiter::Renew(volume) => self.open_for_requests(cx, volume),
                 Waiter::Leave(request)

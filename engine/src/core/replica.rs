@@ -345,7 +345,7 @@ impl Core {
         let Some(volume) = self.find(id) else {
             return false;
         };
-        let Some(incoming) = volume.first_batch() else {
+        let Some(incoming) = volume.as_replica().first_batch() else {
             return false;
         };
         let (begun, request) = (incoming.begun, incoming.request);
@@ -357,7 +357,15 @@ impl Core {
             self.break_replica(cx, id);
             return true;
         }
-        if !begun && self.waits_for_cover(id) {
+        // A recovery that found what lies before writes left out would lay it over the image, below
+        // the newer writes of this batch. A checkpoint lets go of it before anything is staged.
+        if let Some(destaged) = volume.as_replica().leaves_out() {
+            mark(Mark::LeftOut);
+            volume.as_replica().begin_cover();
+            self.drop_old(id, destaged);
+            self.checkpoint.wait(OfCheckpoint::Cover(id));
+        }
+        if self.volume(id).as_replica().is_covering() {
             return false;
         }
         // It has no claim to room before something of it is there.
@@ -367,10 +375,18 @@ impl Core {
         if !begun {
             self.begin_batch(id);
         }
-        let resumed = self.volume(id).first_batch().expect("just seen");
+        let resumed = self
+            .volume(id)
+            .as_replica()
+            .first_batch()
+            .expect("just seen");
         let resumed = resumed.parts_done > 0 || resumed.sectors_done > 0;
         if !self.stage_batch(cx, id) {
-            let begun = self.volume(id).first_batch().expect("just seen");
+            let begun = self
+                .volume(id)
+                .as_replica()
+                .first_batch()
+                .expect("just seen");
             if !resumed && (begun.parts_done > 0 || begun.sectors_done > 0) {
                 self.log.unfinished += 1;
             }
@@ -386,27 +402,6 @@ impl Core {
         self.acknowledge(cx, id, incoming.request, newest);
         self.touch(id);
         true
-    }
-
-    /// A batch leaves out writes that the image has and this copy never got. A recovery that found
-    /// what lies before them would lay it over the image, below the newer writes of the batch. So
-    /// a checkpoint lets go of it before anything of the batch is staged.
-    fn waits_for_cover(&mut self, id: VolumeId) -> bool {
-        if let Some(destaged) = self.volume(id).leaves_out() {
-            mark(Mark::LeftOut);
-            self.volume(id).begin_cover();
-            self.drop_old(id, destaged);
-            self.checkpoint.wait(OfCheckpoint::Cover(id));
-        }
-        self.volume(id).is_covering()
-    }
-
-    /// The checkpoint is durable: batches that waited for it go on.
-    pub(super) fn replica_covered(&mut self, id: VolumeId) {
-        if let Some(volume) = self.find(id) {
-            volume.end_cover();
-            self.touch(id);
-        }
     }
 
     /// Whether the log has room for all of a batch.
@@ -425,7 +420,11 @@ impl Core {
     }
 
     fn begin_batch(&mut self, id: VolumeId) {
-        let incoming = self.volume(id).first_batch().expect("it has come");
+        let incoming = self
+            .volume(id)
+            .as_replica()
+            .first_batch()
+            .expect("it has come");
         let batch = &incoming.batch;
         let begins = batch.part == 0 && !batch.parts.is_empty();
         let destaged = batch.destaged;
@@ -444,7 +443,7 @@ impl Core {
         loop {
             let volume = self.volume(id);
             let (generation, epoch) = (volume.generation(), volume.next_epoch());
-            let incoming = volume.first_batch().expect("it has begun");
+            let incoming = volume.as_replica().first_batch().expect("it has begun");
             let Some(part) = incoming.batch.parts.get(incoming.parts_done).copied() else {
                 return true;
             };
@@ -465,7 +464,11 @@ impl Core {
             let Some((taken, _)) = staged else {
                 return false;
             };
-            let incoming = self.volume(id).first_batch().expect("it has begun");
+            let incoming = self
+                .volume(id)
+                .as_replica()
+                .first_batch()
+                .expect("it has begun");
             incoming.sectors_done += taken;
             if incoming.sectors_done == part.span.sectors {
                 incoming.parts_done += 1;

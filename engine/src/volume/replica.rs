@@ -95,7 +95,43 @@ impl Replica {
     }
 }
 
+impl Replica {
+    /// The first batch says that the image has writes that this copy never got: what of the copy
+    /// lies before them is old, though the copy does not know by what.
+    pub fn leaves_out(&self) -> Option<Serial> {
+        let first = self.inbox.front().filter(|it| !it.begun)?;
+        let destaged = first.batch.destaged;
+        let unknown = destaged > self.end && !has(Bug::LeaveOutUncovered);
+        (unknown && !self.covering).then_some(destaged)
+    }
+
+    /// It is let go of, but a crash would bring it back.
+    pub fn begin_cover(&mut self) {
+        assert!(!self.covering, "one checkpoint is enough");
+        self.covering = true;
+    }
+
+    /// Whether the first batch waits for that.
+    pub fn is_covering(&self) -> bool {
+        self.covering && !self.inbox.front().is_some_and(|it| it.begun)
+    }
+
+    /// No crash brings it back any more.
+    pub fn end_cover(&mut self) {
+        self.covering = false;
+    }
+
+    pub fn first_batch(&mut self) -> Option<&mut Incoming> {
+        self.inbox.front_mut()
+    }
+}
+
 impl Volume {
+    /// Of what it is as a copy.
+    pub fn as_replica(&mut self) -> &mut Replica {
+        &mut self.replica
+    }
+
     /// An owner may have given it.
     pub fn is_serial_of_owner(serial: Serial) -> bool {
         serial < SERIAL_MAX
@@ -393,34 +429,6 @@ impl Volume {
         });
     }
 
-    pub fn first_batch(&mut self) -> Option<&mut Incoming> {
-        self.replica.inbox.front_mut()
-    }
-
-    /// The first batch says that the image has writes that this copy never got: what of the copy
-    /// lies before them is old, though the copy does not know by what.
-    pub fn leaves_out(&self) -> Option<Serial> {
-        let first = self.replica.inbox.front()?;
-        let destaged = first.batch.destaged;
-        let unknown = destaged > self.replica.end && !has(Bug::LeaveOutUncovered);
-        (unknown && !self.replica.covering).then_some(destaged)
-    }
-
-    /// It is let go of, but a crash would bring it back.
-    pub fn begin_cover(&mut self) {
-        assert!(!self.replica.covering, "one checkpoint is enough");
-        self.replica.covering = true;
-    }
-
-    pub fn is_covering(&self) -> bool {
-        self.replica.covering
-    }
-
-    /// No crash brings it back any more.
-    pub fn end_cover(&mut self) {
-        self.replica.covering = false;
-    }
-
     /// The first batch begins. Whether an epoch ends before it, because it is of a new one, or
     /// because a crash may leave it in part.
     pub fn begin_batch(&mut self) -> bool {
@@ -595,7 +603,7 @@ mod tests {
             epoch.sealed = true;
         }
         volume.open_epoch(Time(1), upto).last_serial = upto;
-        volume.first_batch().expect("it has come").parts_done = 1;
+        volume.as_replica().first_batch().expect("it has come").parts_done = 1;
         volume.end_batch();
     }
 

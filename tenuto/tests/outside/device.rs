@@ -44,7 +44,10 @@ lvm() {
     verb=$1
     shift
     /e2/lvm $verb --config 'activation { udev_sync=0 udev_rules=0 } backup { backup=0 archive=0 }
-        devices { use_devicesfile=0 obtain_device_list_from_udev=0 filter=["a|^/dev/tenuto/|","r|.*|"] }' "$@"
+        devices {
+            use_devicesfile=0 obtain_device_list_from_udev=0
+            filter=["a|^/dev/tenuto/|","r|.*|"]
+        }' "$@"
 }
 "#;
 const CONFIGURATION: &str = r#"
