@@ -603,7 +603,11 @@ mod tests {
             epoch.sealed = true;
         }
         volume.open_epoch(Time(1), upto).last_serial = upto;
-        volume.as_replica().first_batch().expect("it has come").parts_done = 1;
+        volume
+            .as_replica()
+            .first_batch()
+            .expect("it has come")
+            .parts_done = 1;
         volume.end_batch();
     }
 
