@@ -33,7 +33,13 @@ fn what_a_flush_promised_is_there_whichever_host_goes_on() {
     let (count, counters) = judge("one copy", Options::from_seed);
     // Runs that never come here prove nothing.
     if count >= 100 {
-        assert!(counters.taken_over * 10 >= count && counters.with_flushes * 20 >= count);
+        assert!(
+            counters.takeovers.all * 10 >= count && counters.takeovers.with_flushes * 20 >= count
+        );
+        assert!(
+            counters.takeovers.before_proof * 40 >= count,
+            "{counters:?}"
+        );
         assert!(counters.resumed >= count && counters.counted >= count && counters.spoiled > 0);
         assert!(counters.owner_crashes >= count && counters.peer_crashes >= count);
         assert!(counters.lost_owners * 40 >= count, "{counters:?}");
@@ -44,7 +50,8 @@ fn what_a_flush_promised_is_there_whichever_host_goes_on() {
 fn with_two_copies_it_is_there_over_several_losses() {
     let (count, counters) = judge("two copies", Options::with_two);
     if count >= 100 {
-        assert!(counters.taken_over >= count && counters.with_flushes * 2 >= count);
+        assert!(counters.takeovers.all >= count && counters.takeovers.with_flushes * 2 >= count);
+        assert!(counters.takeovers.before_proof * 4 >= count, "{counters:?}");
         assert!(counters.resumed >= count && counters.counted >= count && counters.spoiled > 0);
     }
 }

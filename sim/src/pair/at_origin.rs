@@ -140,7 +140,7 @@ pub(super) fn lose_owner(pair: &mut Pair) -> Result<(), String> {
         answer_all(pair)?;
     }
     let promised = pair.model.promised();
-    pair.counters.with_flushes += u64::from(promised > 0);
+    pair.counters.takeovers.with_flushes += u64::from(promised > 0);
     pair.counters.lost_owners += 1;
     pair.owner.crash(true)?;
     let mut other = Machine::new(&mut pair.rng, Shape::without_lines(SEGMENTS))?;

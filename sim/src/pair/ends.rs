@@ -5,7 +5,8 @@
 //! what happens until then, which the steps of a run are.
 
 use super::{BRING_UP_MAX, FIRST, Pair, Peer, SECTORS, SEGMENTS, at_origin};
-use crate::machine::{Machine, Shape, attach, expect};
+use crate::machine::{Machine, Shape, attach, attach_proved, attach_settled, expect};
+use engine::engine::Settled;
 use engine::event::{Command, Credit, Event, ReplicaSpec};
 use engine::types::VolumeId;
 
@@ -31,7 +32,7 @@ pub(super) fn take_over(pair: &mut Pair) -> Result<(), String> {
     let (mut before, old) = move_to(pair, 0)?;
     pair.judge_alone(promised)?;
     retire(pair, &mut before, old)?;
-    pair.counters.with_flushes += u64::from(promised > 0);
+    pair.counters.takeovers.with_flushes += u64::from(promised > 0);
     Ok(())
 }
 
@@ -56,7 +57,7 @@ pub(super) fn go_over(pair: &mut Pair) -> Result<(), String> {
     pair.begin_again()?;
     let found = pair.owner.read(pair.disk, SECTORS)?;
     pair.model.judge(&found, promised)?;
-    pair.counters.with_flushes += u64::from(promised > 0);
+    pair.counters.takeovers.with_flushes += u64::from(promised > 0);
     Ok(())
 }
 
@@ -81,6 +82,7 @@ fn make_members(pair: &mut Pair) -> Result<(), String> {
 /// The owner dies for good, and this host takes its replica over. The machine of before, and
 /// what the disk was there.
 fn move_to(pair: &mut Pair, at: usize) -> Result<(Machine, VolumeId), String> {
+    let promised = pair.model.promised();
     let all = 0..pair.peers.len();
     all.for_each(|at| pair.break_link(at));
     pair.owner.crash(true)?;
@@ -113,9 +115,34 @@ fn move_to(pair: &mut Pair, at: usize) -> Result<(Machine, VolumeId), String> {
     // The storage is one for all, and the old owner writes no more.
     host.devices.origins[0] = pair.owner.devices.origins.remove(0);
     std::mem::swap(&mut pair.owner, host);
-    pair.disk = attach(&mut pair.owner, "disk", (0, SECTORS), pair.tuning)?;
-    pair.counters.taken_over += 1;
+    // No draw, so that a seed does before a takeover what it always did.
+    match promised % 2 {
+        0 => pair.disk = attach(&mut pair.owner, "disk", (0, SECTORS), pair.tuning)?,
+        _ => serve_before_proof(pair, promised)?,
+    }
+    pair.counters.takeovers.all += 1;
     Ok((peer.host, old))
+}
+
+/// The owner before may still write the image, so no ledger tells what is there: the disk is read
+/// from the replica and the image alone. Then there is proof.
+fn serve_before_proof(pair: &mut Pair, promised: usize) -> Result<(), String> {
+    let volume = pair.owner.engine().place("disk");
+    pair.owner.devices.places.insert(volume, 0);
+    let settled = Settled {
+        unproved: true,
+        ..Settled::default()
+    };
+    let (of, place) = ((volume, "disk"), (0, SECTORS));
+    pair.disk = attach_settled(&mut pair.owner, of, place, (settled, pair.tuning))?;
+    let found = pair.owner.read(volume, SECTORS)?;
+    // What it goes on from is judged with proof.
+    let judged = pair.model.clone().judge(&found, promised);
+    judged.map_err(|why| format!("before proof: {why}"))?;
+    pair.counters.takeovers.before_proof += 1;
+    expect(pair.owner.order(Command::Prove { volume }))?;
+    let settled = pair.owner.settle(volume)?;
+    attach_proved(&mut pair.owner, of, place, (settled, pair.tuning))
 }
 
 /// What the owner before has becomes a frozen replica, and a third host fetches it.

@@ -75,6 +75,16 @@ impl Options {
     }
 }
 
+/// Replicas that became the volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Takeovers {
+    pub all: u64,
+    /// Read before there was proof.
+    pub before_proof: u64,
+    /// With flushes that the peer had to have.
+    pub with_flushes: u64,
+}
+
 /// What happened. A run in which something never does proves nothing about it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
@@ -89,9 +99,7 @@ pub struct Counters {
     pub peer_crashes: u64,
     pub given_up: u64,
     pub counted: u64,
-    pub taken_over: u64,
-    /// Of these: with flushes that the peer had to have.
-    pub with_flushes: u64,
+    pub takeovers: Takeovers,
     pub destages: u64,
     pub spoiled: u64,
     /// A link that found no room for another copy, and a peer that had none for what it lacks.
@@ -116,8 +124,9 @@ impl Counters {
         self.peer_crashes += other.peer_crashes;
         self.given_up += other.given_up;
         self.counted += other.counted;
-        self.taken_over += other.taken_over;
-        self.with_flushes += other.with_flushes;
+        self.takeovers.all += other.takeovers.all;
+        self.takeovers.before_proof += other.takeovers.before_proof;
+        self.takeovers.with_flushes += other.takeovers.with_flushes;
         self.destages += other.destages;
         self.spoiled += other.spoiled;
         self.refused += other.refused;

@@ -23,7 +23,7 @@ const LARGE: &[(&str, &str, usize, usize)] = &[
     ("workload", "Desktop", 21, 7),
     ("sim", "Images", 18, 1),
     ("sim", "sim/src/guest.rs: Guest", 45, 35),
-    ("sim", "sim/src/pair/mod.rs: Counters", 19, 1),
+    ("sim", "sim/src/pair/mod.rs: Counters", 18, 1),
     ("sim", "sim/src/trace.rs: Counters", 66, 5),
     ("sim", "sim/src/world.rs: World", 33, 20),
     ("host", "Conn", 32, 10),

@@ -8,9 +8,7 @@ use super::allocate::read_behind_a_failed_plan;
 use super::planned::read_beside_a_torn_table;
 use super::quiesce::{exchange_under_a_read, read_behind_a_smaller_disk, start_behind_a_snapshot};
 use super::rebase::start_behind_a_move;
-use super::replica::{
-    count_behind_a_cut, delta_behind_a_gap, old_write_behind_one_left_out, part_of_a_write,
-};
+use super::replica::{count_behind_a_cut, delta_behind_a_gap, part_of_a_write};
 use super::room::guest_beside_a_promise;
 use super::{Disks, GEOMETRY, Host, config, memory, none, spec, syncs_origin, writes_journal};
 use crate::adversary::{Bug, break_rule};
@@ -372,11 +370,6 @@ fn what_is_left_of_a_write_leaves_those_before_it_alone() {
 #[test]
 fn a_delta_behind_a_gap_is_refused() {
     notices(Bug::SkipGapCheck, delta_behind_a_gap);
-}
-
-#[test]
-fn what_lies_before_a_write_left_out_does_not_come_back() {
-    notices(Bug::LeaveOutUncovered, old_write_behind_one_left_out);
 }
 
 #[test]
