@@ -28,7 +28,7 @@ const KEPT_MAX: usize = 16384;
 /// Whose clean blocks were read: of a volume alone, or of an image below several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LayerId {
-    number: u64,
+    pub number: u64,
     pub is_shared: bool,
 }
 
@@ -38,11 +38,6 @@ impl LayerId {
             number: layer.0,
             is_shared: is_base(layer),
         }
-    }
-
-    /// One that no engine gives.
-    pub fn for_tests(number: u64, is_shared: bool) -> LayerId {
-        LayerId { number, is_shared }
     }
 }
 
@@ -70,20 +65,30 @@ pub struct Samples {
 pub(crate) struct Sampler {
     seed: u64,
     samples: Samples,
+    /// Whose blocks were read last, and how many that are not in the samples yet: most reads go on
+    /// with the same ones.
+    last: Option<((VolumeId, LayerId), u64)>,
 }
 
 impl Sampler {
     pub fn new(seed: u64) -> Sampler {
         Sampler {
             seed,
-            samples: Samples::default(),
+            ..Sampler::default()
         }
     }
 
     pub fn read(&mut self, volume: VolumeId, layer: Layer, blocks: Range<u64>) {
         assert!(!blocks.is_empty(), "a read takes something");
         let id = LayerId::of(layer);
-        *self.samples.blocks.entry((volume, id)).or_default() += blocks.end - blocks.start;
+        let count = blocks.end - blocks.start;
+        match &mut self.last {
+            Some((of, counted)) if *of == (volume, id) => *counted += count,
+            _ => {
+                self.count();
+                self.last = Some(((volume, id), count));
+            }
+        }
         for block in blocks {
             let hash = Key { layer, block }.hash(self.seed);
             if hash >= THRESHOLD {
@@ -96,7 +101,14 @@ impl Sampler {
         }
     }
 
+    fn count(&mut self) {
+        if let Some((of, counted)) = self.last.take() {
+            *self.samples.blocks.entry(of).or_default() += counted;
+        }
+    }
+
     pub fn take(&mut self) -> Samples {
+        self.count();
         let samples = core::mem::take(&mut self.samples);
         assert!(samples.kept.len() <= KEPT_MAX, "memory is bounded");
         samples

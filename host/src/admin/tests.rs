@@ -560,7 +560,7 @@ fn only_tunables_can_be_changed_while_a_volume_runs() {
     assert_eq!(of_engine.count(), 12);
 }
 
-/// Fails when: a weight is given that nobody asked for, or one that follows nothing.
+/// Fails when: a share without "auto" gets a weight, or the weight does not follow the writes.
 #[test]
 fn the_weight_of_an_auto_share_follows_what_is_written() {
     let house = House::new();

@@ -50,11 +50,17 @@ fn read(volume: u32, layer: LayerId, blocks: impl Iterator<Item = u64>) -> Sampl
 }
 
 fn own(number: u64) -> LayerId {
-    LayerId::for_tests(number, false)
+    LayerId {
+        number,
+        is_shared: false,
+    }
 }
 
 fn shared(number: u64) -> LayerId {
-    LayerId::for_tests(number, true)
+    LayerId {
+        number,
+        is_shared: true,
+    }
 }
 
 /// Fails when: a division gives more than there is, or less than the best one has.
@@ -196,7 +202,7 @@ fn dirty_data_and_weights_follow_what_is_written() {
     assert_eq!(weights(&Curves::default().figures(), &volumes), [100; 3]);
 }
 
-/// Fails when: a load that has ended goes on to count, or layers that nobody reads stay.
+/// Fails when: a load that has ended goes on to count, or layers without reads stay.
 #[test]
 fn what_was_long_ago_is_forgotten() {
     let mut curves = Curves::default();
