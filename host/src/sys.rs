@@ -8,7 +8,9 @@ use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+#[cfg(feature = "ublk")]
+use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -609,9 +611,11 @@ pub fn generic_netlink() -> io::Result<File> {
 }
 
 /// Standard error as it was, while nothing that is written to it goes anywhere.
+#[cfg(feature = "ublk")]
 pub struct SilentErrors(Option<OwnedFd>);
 
 /// For the call of a library that speaks where it should return; other threads are silent too.
+#[cfg(feature = "ublk")]
 pub fn silence_errors() -> SilentErrors {
     let error = io::stderr();
     let saved = error.as_fd().try_clone_to_owned().ok();
@@ -624,6 +628,7 @@ pub fn silence_errors() -> SilentErrors {
     SilentErrors(Some(saved))
 }
 
+#[cfg(feature = "ublk")]
 impl Drop for SilentErrors {
     fn drop(&mut self) {
         if let Some(saved) = &self.0 {

@@ -18,18 +18,12 @@ parts="systemd dash debianutils dpkg bash coreutils util-linux grep sed mawk pro
     findutils hostname libc-bin apt python3 python3-apt openssh-server openssh-sftp-server iproute2
     libnbd-bin"
 [ $# = 2 ] || { echo "usage: packaging/tests/ansible.sh BINARY SCRATCH" >&2; exit 2; }
-must() {
-    "$@" || { echo "cannot prepare: $*" >&2; exit 2; }
-}
-must mkdir -p "$2"
-[ -z "$(ls -A "$2")" ] || { echo "cannot prepare: $2 is not empty" >&2; exit 2; }
-binary=$(must realpath "$1") || exit 2
-scratch=$(must realpath "$2") || exit 2
 packaging=$(realpath "$(dirname "$0")/..")
+# shellcheck source=packaging/tests/guest.sh
+. "$packaging/tests/guest.sh"
+take_places "$1" "$2"
 PATH=$PATH:/usr/sbin:/sbin
-for program in ansible-playbook setpriv ssh ssh-keygen qemu-system-x86_64 busybox cpio mkfs.ext4 strip; do
-    command -v "$program" >/dev/null || { echo "cannot prepare: no $program" >&2; exit 2; }
-done
+need ansible-playbook ssh ssh-keygen
 # shellcheck disable=SC2086 # a list of words
 must dpkg-query -W $parts >"$scratch/parts"
 # A path of a socket is 108 bytes at most, and SCRATCH may be long.
@@ -54,11 +48,11 @@ fail() {
 # --- the guest -------------------------------------------------------------------------------
 
 # The newest kernel of the cloud flavour, and what it needs to reach its disk and its network.
-modules="drivers/virtio/virtio_ring drivers/virtio/virtio drivers/virtio/virtio_pci_legacy_dev
-    drivers/virtio/virtio_pci_modern_dev drivers/virtio/virtio_pci drivers/block/virtio_blk
-    net/core/failover drivers/net/net_failover drivers/net/virtio_net"
+modules="$disk_modules net/core/failover drivers/net/net_failover drivers/net/virtio_net"
+hardware="-m 512"
+words="console=ttyS0 quiet panic=-1 no_timer_check cryptomgr.notests nosoftlockup net.ifnames=0"
 make_initramfs() {
-    local kernel from name names= place=$scratch/initramfs
+    local kernel from name names=
     for kernel in /boot/vmlinuz-*; do
         from=/lib/modules/${kernel#/boot/vmlinuz-}/kernel
         [ ! -r "$kernel" ] || [ ! -e "$from/drivers/block/virtio_blk.ko" ] ||
@@ -66,50 +60,11 @@ make_initramfs() {
     done
     kernel=$(must readlink "$scratch/kernel") || exit 2
     from=/lib/modules/${kernel#/boot/vmlinuz-}/kernel
-    must mkdir -p "$place/bin"
-    must cp "$(command -v busybox)" "$place/bin/busybox"
     for name in $modules; do
-        must cp "$from/$name.ko" "$place/"
+        must cp "$from/$name.ko" "$scratch/initramfs/"
         names="$names ${name##*/}"
     done
-    cat >"$place/init" <<INIT
-#!/bin/busybox sh
-/bin/busybox mkdir -p /proc /dev /root
-/bin/busybox mount -t proc proc /proc
-/bin/busybox mount -t devtmpfs dev /dev
-echo "guest: the kernel runs"
-if /bin/busybox grep -q tenuto.step=try /proc/cmdline; then /bin/busybox poweroff -f; fi
-for name in$names; do /bin/busybox insmod /\$name.ko; done
-/bin/busybox mount -t ext4 /dev/vda /root || /bin/busybox poweroff -f
-/bin/busybox umount /proc
-exec /bin/busybox switch_root /root /lib/systemd/systemd
-INIT
-    chmod 755 "$place/init"
-    (cd "$place" && find . | cpio -o -H newc --quiet >"$scratch/initramfs.cpio") ||
-        must false "# the initramfs"
-}
-words="console=ttyS0 quiet panic=-1 no_timer_check cryptomgr.notests nosoftlockup net.ifnames=0"
-# It ends with this script, however that ends.
-machine() {
-    exec setpriv --pdeathsig KILL qemu-system-x86_64 -nodefaults -display none -m 512 -no-reboot \
-        -kernel "$scratch/kernel" -initrd "$scratch/initramfs.cpio" "$@"
-}
-# A /dev/kvm that opens does not mean that a guest comes to its first step under it.
-# Emulation keeps what it has translated, by default up to 1 GiB of it.
-acceleration=tcg,tb-size=256
-try_kvm() {
-    [ -w /dev/kvm ] || return 0
-    (machine -accel kvm -serial stdio -append "$words tenuto.step=try" </dev/null) \
-        >"$scratch/kvm" 2>&1 &
-    qemu=$!
-    for _ in $(seq 50); do
-        kill -0 $qemu 2>/dev/null || break
-        sleep 0.1
-    done
-    kill -9 $qemu 2>/dev/null
-    wait $qemu 2>/dev/null
-    qemu=
-    ! grep -q "the kernel runs" "$scratch/kvm" || acceleration=kvm
+    make_init "$names" "" /lib/systemd/systemd
 }
 make_guest() {
     local root=$scratch/root key
@@ -200,9 +155,8 @@ PYTHON
 }
 start_guest() {
     local port
-    machine -accel "$acceleration" -serial "file:$scratch/console" \
-        -monitor "unix:$sockets/monitor,server=on,wait=off" \
-        -append "$words systemd.unit=reached.service systemd.show_status=no" \
+    machine "systemd.unit=reached.service systemd.show_status=no" -accel "$acceleration" \
+        -serial "file:$scratch/console" -monitor "unix:$sockets/monitor,server=on,wait=off" \
         -drive "if=none,id=disk,format=raw,file=$scratch/disk" -device virtio-blk-pci,drive=disk \
         -netdev user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:0-:22 \
         -device virtio-net-pci,netdev=net,romfile= </dev/null 2>"$scratch/qemu.log" &

@@ -15,29 +15,25 @@
 # needed.
 set -u -o pipefail
 [ $# = 2 ] || { echo "usage: packaging/tests/ublk.sh BINARY SCRATCH" >&2; exit 2; }
-must() {
-    "$@" || { echo "cannot prepare: $*" >&2; exit 2; }
-}
-must mkdir -p "$2"
-[ -z "$(ls -A "$2")" ] || { echo "cannot prepare: $2 is not empty" >&2; exit 2; }
-binary=$(must realpath "$1") || exit 2
-scratch=$(must realpath "$2") || exit 2
-kernels=${TENUTO_KERNELS:-}
 here=$(realpath "$(dirname "$0")")
+# shellcheck source=packaging/tests/guest.sh
+. "$here/guest.sh"
+take_places "$1" "$2"
+kernels=${TENUTO_KERNELS:-}
 PATH=$PATH:/usr/sbin:/sbin
 programs="fio mkfs.ext4 e2fsck blkdiscard udevadm"
-for program in qemu-system-x86_64 busybox cpio strip ldd xz setpriv $programs; do
-    command -v "$program" >/dev/null || { echo "cannot prepare: no $program" >&2; exit 2; }
-done
+# shellcheck disable=SC2086 # a list of words
+need ldd xz $programs
 qemu=
 trap '[ -z "$qemu" ] || { kill "$qemu" && wait "$qemu"; } 2>/dev/null' EXIT
 trap 'exit 2' INT TERM HUP
 
 # --- the guest -------------------------------------------------------------------------------
 
-# What is not part of every kernel, in the order of need.
-modules="drivers/virtio/virtio_ring drivers/virtio/virtio drivers/virtio/virtio_pci_legacy_dev
-    drivers/virtio/virtio_pci_modern_dev drivers/virtio/virtio_pci drivers/block/virtio_blk"
+hardware="-m 768 -smp 2"
+words="console=ttyS0 quiet panic=-1 no_timer_check cryptomgr.notests nosoftlockup
+    sysctl.kernel.hung_task_timeout_secs=480"
+words=$(echo $words)
 find_kernel() {
     local kernel from
     for kernel in "$kernels"/boot/vmlinuz-*; do
@@ -62,28 +58,11 @@ module() {
 make_initramfs() {
     local name names=
     find_kernel
-    must mkdir -p "$scratch/initramfs/bin"
-    must cp "$(command -v busybox)" "$scratch/initramfs/bin/busybox"
-    for name in $modules; do
+    for name in $disk_modules; do
         ! module "$name" || names="$names ${name##*/}"
     done
     module drivers/block/ublk_drv || must false "# the module ublk_drv"
-    cat >"$scratch/initramfs/init" <<INIT
-#!/bin/busybox sh
-/bin/busybox mkdir -p /proc /dev /root
-/bin/busybox mount -t proc proc /proc
-/bin/busybox mount -t devtmpfs dev /dev
-echo "guest: the kernel runs"
-if /bin/busybox grep -q tenuto.step=try /proc/cmdline; then /bin/busybox poweroff -f; fi
-for name in$names; do /bin/busybox insmod /\$name.ko; done
-/bin/busybox mount -t ext4 /dev/vda /root || /bin/busybox poweroff -f
-/bin/busybox cp /ublk_drv.ko /root/
-/bin/busybox umount /proc
-exec /bin/busybox switch_root /root /bin/sh /guest.sh
-INIT
-    chmod 755 "$scratch/initramfs/init"
-    (cd "$scratch/initramfs" && find . | cpio -o -H newc --quiet >"$scratch/initramfs.cpio") ||
-        must false "# the initramfs"
+    make_init "$names" "/bin/busybox cp /ublk_drv.ko /root/" "/bin/sh /guest.sh"
 }
 copy_program() {
     local from=$1 to=$2 library
@@ -110,37 +89,11 @@ make_root() {
     must mkfs.ext4 -q -F -b 4096 -d "$root" "$scratch/disk"
 }
 
-words="console=ttyS0 quiet panic=-1 no_timer_check cryptomgr.notests nosoftlockup
-    sysctl.kernel.hung_task_timeout_secs=480"
-# It ends with this script, however that ends.
-machine() {
-    # shellcheck disable=SC2086 # a list of words
-    exec setpriv --pdeathsig KILL qemu-system-x86_64 -nodefaults -display none -m 768 -smp 2 \
-        -no-reboot -kernel "$scratch/kernel" -initrd "$scratch/initramfs.cpio" \
-        -append "$(echo $words) $step" "$@"
-}
-# A /dev/kvm that opens does not mean that a guest comes to its first step under it.
-# Emulation keeps what it has translated, by default up to 1 GiB of it.
-acceleration=tcg,tb-size=256
-try_kvm() {
-    [ -w /dev/kvm ] || return 0
-    (step=tenuto.step=try machine -accel kvm -serial stdio </dev/null) >"$scratch/kvm" 2>&1 &
-    qemu=$!
-    for _ in $(seq 50); do
-        kill -0 $qemu 2>/dev/null || break
-        sleep 0.1
-    done
-    kill -9 $qemu 2>/dev/null
-    wait $qemu 2>/dev/null
-    qemu=
-    ! grep -q "the kernel runs" "$scratch/kvm" || acceleration=kvm
-}
-
 make_initramfs
 try_kvm
 make_root
 echo "ok: a guest with $(readlink "$scratch/kernel") is made, by ${acceleration%,*} ($SECONDS s)"
-(step="tenuto.step=run" machine -accel "$acceleration" -serial stdio \
+(machine tenuto.step=run -accel "$acceleration" -serial stdio \
     -drive "if=none,id=disk,format=raw,cache=unsafe,file=$scratch/disk" \
     -device virtio-blk-pci,drive=disk </dev/null 2>"$scratch/qemu.log") >"$scratch/console" &
 qemu=$!

@@ -22,7 +22,7 @@ pub const ASKS_PERCENT: u64 = 20;
 /// Of written bytes that were written before within the period, in percent.
 pub const REWRITTEN_PERCENT: u64 = 50;
 
-/// What a trace says of the files of a directory.
+/// What a trace says of the files of a directory; who reads traces fills it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     pub writes: u64,

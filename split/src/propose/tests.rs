@@ -56,7 +56,7 @@ fn lines(judgement: &Judgement) -> Vec<String> {
 
 fn why(judgement: &Judgement, key: &str) -> String {
     let found = judgement.directories.iter().find(|it| it.key == key);
-    match &found.unwrap().verdict {
+    match &found.expect("it was judged").verdict {
         Verdict::Relaxed(_, why) | Verdict::Stays(why) => why.clone(),
         Verdict::AsksForDurability => "asks".to_owned(),
     }

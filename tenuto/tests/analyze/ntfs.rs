@@ -30,6 +30,21 @@ pub(super) fn makes(test: &str, more: &[&str]) -> bool {
     have(test, &[&READERS[..], &MAKERS, more].concat())
 }
 
+/// Whether file systems can be mounted here; notes a skip if not.
+pub(super) fn may_mount(test: &str) -> bool {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    let may = unsafe { libc::geteuid() } == 0 && Path::new("/dev/fuse").exists();
+    if !may {
+        skip(test, "mounting needs root and /dev/fuse");
+    }
+    may
+}
+
+/// The same of NTFS.
+pub(super) fn mounts(test: &str) -> bool {
+    may_mount(test) && makes(test, &["ntfs-3g", "umount"])
+}
+
 pub(super) fn empty_volume(image: &Path, mib: u64) {
     let file = fs::File::create(image).expect("made");
     file.set_len(mib << 20).expect("grown");
@@ -233,11 +248,7 @@ impl Drop for Mounted {
 #[test]
 fn directories_holes_and_second_names_of_an_ntfs_image_are_known() {
     let test = "directories_holes_and_second_names_of_an_ntfs_image_are_known";
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    if unsafe { libc::geteuid() } != 0 || !Path::new("/dev/fuse").exists() {
-        return skip(test, "mounting needs root and /dev/fuse");
-    }
-    if !makes(test, &["ntfs-3g", "umount"]) {
+    if !mounts(test) {
         return;
     }
     let directory = directory();

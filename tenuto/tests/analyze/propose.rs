@@ -4,8 +4,8 @@
 //! second time here, from the requests as they were made, and what the engine says by replays of
 //! parts of the trace.
 
-use super::ntfs::{Mounted, bytes, empty_volume, makes, sectors};
-use super::{directory, document, have, run, skip};
+use super::ntfs::{Mounted, bytes, empty_volume, may_mount, mounts, sectors};
+use super::{directory, document, have, run};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -321,9 +321,8 @@ fn the_file_has_them(place: &Path, found: &Value, asked: &[&str]) {
 }
 
 fn split_takes_it(test: &str, place: &Path) {
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    if unsafe { libc::geteuid() } != 0 || !Path::new("/dev/fuse").exists() {
-        return skip(test, "mounting needs root and /dev/fuse");
+    if !may_mount(test) {
+        return;
     }
     if !have(test, &SPLITTERS) {
         return;
@@ -454,11 +453,7 @@ fn paths_of_a_trace_that_are_gone_from_the_image_are_counted() {
 #[test]
 fn an_ntfs_image_gets_a_table_for_windows() {
     let test = "an_ntfs_image_gets_a_table_for_windows";
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    if unsafe { libc::geteuid() } != 0 || !Path::new("/dev/fuse").exists() {
-        return skip(test, "mounting needs root and /dev/fuse");
-    }
-    if !makes(test, &["ntfs-3g", "umount"]) {
+    if !mounts(test) {
         return;
     }
     let directory = directory();

@@ -185,6 +185,16 @@ fn several_connections_of_one_process_are_one_client() {
     daemon.stop();
 }
 
+/// A volume without a log, whose storage holds each write until it is let go.
+fn slow(rig: &mut Rig, disk: &Disk) -> (Device, Daemon) {
+    let device = Device::new(disk, &rig.dir.join("disk"));
+    let lines = format!("journal = \"{}\"", rig.dir.display());
+    rig.volume("disk", device.path(), "uncached", &lines);
+    let daemon = rig.serve();
+    disk.hold_writes(0, BYTES);
+    (device, daemon)
+}
+
 /// Its write could land over one of the next client, where writes take no order.
 ///
 /// Fails when: the right to write ends with the connection of a client.
@@ -196,11 +206,7 @@ fn a_client_that_was_killed_has_the_right_until_its_last_write_has_ended() {
     }
     let mut rig = Rig::new();
     let disk = Disk::new(BYTES as usize);
-    let device = Device::new(&disk, &rig.dir.join("disk"));
-    let lines = format!("journal = \"{}\"", rig.dir.display());
-    rig.volume("disk", device.path(), "uncached", &lines);
-    let daemon = rig.serve();
-    disk.hold_writes(0, BYTES);
+    let (_device, daemon) = slow(&mut rig, &disk);
     let write = ["-f", "raw", "-c", "write -P 9 1M 4k", &rig.uri("disk")];
     let first = Background::start("qemu-io", &write);
     assert!(disk.wait_parked(1, PATIENCE), "the origin is written");
@@ -227,11 +233,7 @@ fn a_client_that_connects_again_waits_for_the_last_write_of_its_dead_connection(
     }
     let mut rig = Rig::new();
     let disk = Disk::new(BYTES as usize);
-    let device = Device::new(&disk, &rig.dir.join("disk"));
-    let lines = format!("journal = \"{}\"", rig.dir.display());
-    rig.volume("disk", device.path(), "uncached", &lines);
-    let daemon = rig.serve();
-    disk.hold_writes(0, BYTES);
+    let (_device, daemon) = slow(&mut rig, &disk);
     let mut first = rig.connect("disk");
     let sent = first.send(CMD_WRITE, 0, 1 << 20, BLOCK as u32, &[9; BLOCK]);
     sent.expect("send a write");

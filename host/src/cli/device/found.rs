@@ -44,6 +44,22 @@ impl Found {
         found
     }
 
+    pub fn as_nbd(self) -> Option<nbdlink::Device> {
+        match self {
+            Found::Nbd(device) => Some(device),
+            #[cfg(feature = "ublk")]
+            Found::Ublk(_) => None,
+        }
+    }
+
+    #[cfg(feature = "ublk")]
+    pub fn as_ublk(self) -> Option<ublk::Device> {
+        match self {
+            Found::Nbd(_) => None,
+            Found::Ublk(device) => Some(device),
+        }
+    }
+
     pub fn is_of(self, volume: &str) -> bool {
         match self {
             Found::Nbd(device) => device.is_of(volume),

@@ -128,7 +128,6 @@ fn stay(context: &Context, command: &AsDevice) -> Result<()> {
     serve(context, wanted, by, known, lock)
 }
 
-#[cfg(feature = "ublk")]
 fn serve(
     context: &Context,
     wanted: Wanted,
@@ -136,25 +135,13 @@ fn serve(
     known: Option<Found>,
     lock: Option<File>,
 ) -> Result<()> {
-    match (by, known) {
-        (By::Nbd, Some(Found::Nbd(known))) => nbd::stay(context, &wanted, Some(known), lock),
-        (By::Nbd, _) => nbd::stay(context, &wanted, None, lock),
-        (By::Ublk, Some(Found::Ublk(known))) => ublk::stay(context, wanted, Some(known), lock),
-        (By::Ublk, _) => ublk::stay(context, wanted, None, lock),
+    match by {
+        By::Nbd => nbd::stay(context, &wanted, known.and_then(Found::as_nbd), lock),
+        #[cfg(feature = "ublk")]
+        By::Ublk => ublk::stay(context, wanted, known.and_then(Found::as_ublk), lock),
+        #[cfg(not(feature = "ublk"))]
+        By::Ublk => unreachable!("refused before"),
     }
-}
-
-#[cfg(not(feature = "ublk"))]
-fn serve(
-    context: &Context,
-    wanted: Wanted,
-    by: By,
-    known: Option<Found>,
-    lock: Option<File>,
-) -> Result<()> {
-    assert_eq!(by, By::Nbd, "another one was refused before");
-    let known = known.map(|Found::Nbd(known)| known);
-    nbd::stay(context, &wanted, known, lock)
 }
 
 /// The driver that is meant; one device is not changed into another.
