@@ -20,6 +20,7 @@ mod lookout;
 mod open;
 mod opened;
 mod places;
+mod pool_ahead;
 mod pool_health;
 mod pool_moves;
 mod pools;

@@ -10,7 +10,7 @@ use crate::config::{Value as Given, units};
 use crate::daemon::PoolShown;
 use crate::error::{Error, Result};
 use crate::pool::members::CloneKind;
-use crate::pool::{Asked, Phase};
+use crate::pool::{Asked, Phase, Prefetch};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -109,11 +109,16 @@ impl Refresh {
                 let time = value.as_u64();
                 asked.at_unix_ms = Some(time.ok_or_else(|| wrong("write a time"))?);
             }
+            "prefetch" => {
+                let words = "write \"profile\", \"all\" or \"none\"";
+                let word = Prefetch::parse(text(words)?);
+                asked.prefetch = word.ok_or_else(|| wrong(words))?;
+            }
             "stage_only" => self.stage_only = flag()?,
             "discard_changes" => self.discard_changes = flag()?,
             _ => {
                 let right = "known here are image, canary, percent, soak, max_failed, health, \
-                             at_unix_ms, stage_only and discard_changes";
+                             at_unix_ms, prefetch, stage_only and discard_changes";
                 return Err(Error::usage(format!("{key}: unknown key; {right}")));
             }
         }
@@ -287,6 +292,11 @@ fn document(name: &str, pool: &PoolShown) -> Value {
         "generation": record.image.generation,
         "previous": previous,
         "staged": record.staged.as_ref().map(path),
+        "read_ahead": pool.ahead.as_ref().map(|it| json!({
+            "read_bytes": it.read_bytes,
+            "total_bytes": it.total_bytes,
+            "over": it.over,
+        })),
         "at_unix_ms": rollout.asked.at_unix_ms.filter(|_| record.phase == Phase::Staged),
         "rollout": rolling,
         "went_back": rollout.went_back,

@@ -56,13 +56,17 @@ fn what_is_wrong_with_an_order_is_told_with_its_key() {
             "max_failed: is -1; write a number of members",
         ),
         (
+            "{\"image\": \"/g\", \"prefetch\": \"some\"}",
+            "prefetch: is \"some\"; write \"profile\", \"all\" or \"none\"",
+        ),
+        (
             "{\"image\": \"/g\", \"stage_only\": \"yes\"}",
             "stage_only: is \"yes\"; write true or false",
         ),
         (
             "{\"image\": \"/g\", \"colour\": 1}",
             "colour: unknown key; known here are image, canary, percent, soak, max_failed, \
-             health, at_unix_ms, stage_only and discard_changes",
+             health, at_unix_ms, prefetch, stage_only and discard_changes",
         ),
     ];
     for (text, words) in cases {

@@ -11,6 +11,7 @@ use crate::daemon::{
     VolumeError, VolumeSettings, Why,
 };
 use crate::error::{Error, Kind, Result};
+use crate::pool;
 use crate::ring::monotonic_ns;
 use crate::shard::control::{CommandError, Handle, HostCounters};
 use crate::shard::record::{Recorded, buffer};
@@ -60,11 +61,13 @@ fn settle(daemon: &Arc<Daemon>, name: String) {
 
 impl Machine for Live {
     fn look(&self) -> Result<Look> {
-        let snapshot = self
+        let mut snapshot = self
             .0
             .handle()
             .snapshot()
             .map_err(|stopped| stopping(&stopped))?;
+        let shown = |name: &str| !pool::is_inner(name);
+        snapshot.engine.volumes.retain(|it| shown(&it.name));
         let report = self.0.report();
         let clients = snapshot
             .volumes

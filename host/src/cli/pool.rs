@@ -9,7 +9,10 @@ use super::{Context, output};
 use crate::admin::client::PATIENT;
 use crate::admin::pools::shown_time;
 use crate::config::keys::check_name;
+use crate::config::units::human_bytes;
 use crate::error::{Error, Kind, Result};
+use crate::pool::Prefetch;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
@@ -74,6 +77,11 @@ pub struct Refresh {
     /// More unhealthy members than this, and the pool goes back by itself
     #[arg(long, value_name = "NUMBER", default_value_t = 2)]
     max_failed: u32,
+    /// What of the new image is read before members move to it: what they have read of the image
+    /// before, all of it, or nothing
+    #[arg(long, value_name = "WHAT", default_value = "profile",
+          value_parser = PossibleValuesParser::new(Prefetch::WORDS))]
+    prefetch: String,
     /// Program that is called with the name of a member: 0 = it is healthy
     #[arg(long, value_name = "PROGRAM")]
     health: Option<PathBuf>,
@@ -142,6 +150,7 @@ fn order_refresh(context: &Context, refresh: &Refresh) -> Result<()> {
     if let Some(at) = &refresh.at {
         order.insert("at_unix_ms".into(), json!(time(at)?));
     }
+    order.insert("prefetch".into(), json!(refresh.prefetch));
     order.insert("stage_only".into(), json!(refresh.stage_only));
     order.insert("discard_changes".into(), json!(refresh.discard_changes));
     let name = &refresh.name;
@@ -247,6 +256,12 @@ fn show(document: &Value) -> String {
     }
     if let Some(staged) = document["staged"].as_str() {
         fields.push(("staged", staged.into()));
+    }
+    let ahead = &document["read_ahead"];
+    if !ahead.is_null() {
+        let bytes = |key: &str| human_bytes(number(&ahead[key]));
+        let (read, total) = (bytes("read_bytes"), bytes("total_bytes"));
+        fields.push(("read ahead", format!("{read} of {total}")));
     }
     if let Some(why) = document["went_back"].as_str() {
         fields.push(("went back", why.into()));

@@ -14,6 +14,7 @@ use crate::origin::mapped::Mapped;
 use crate::origin::nbd::uri::Server;
 use crate::target::{Target, is_settled};
 use engine::types::{BLOCK_BYTES, Uuid};
+use image::Format;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -72,7 +73,9 @@ pub(super) fn of_chain(mapped: &Mapped) -> Vec<Uuid> {
     let links = mapped.links().iter().rev();
     let mut found: Vec<Uuid> = links
         .map(|link| {
-            below = of_file(&link.target, Some(below)).unwrap_or_else(host::fresh);
+            // A raw file is the same thing whether a volume has it or a file lies on it.
+            let under = (!matches!(link.format, Format::Raw)).then_some(below);
+            below = of_file(&link.target, under).unwrap_or_else(host::fresh);
             below
         })
         .collect();

@@ -6,6 +6,7 @@
 //! from what ([`crate::pool`]), and how a member gets its image ([`super::pool_moves`]).
 
 use super::opened::{Joining, open_settled};
+use super::pool_ahead::{Ahead, AheadShown, Progress};
 use super::pool_health::{ask_health, unix_ms_now};
 use super::{Daemon, VolumeError, VolumeSettings};
 use crate::marks;
@@ -67,6 +68,8 @@ struct Known {
     record: Record,
     members: HashMap<String, Member>,
     health: Health,
+    /// What is read before members move to it.
+    ahead: Option<Arc<Ahead>>,
 }
 
 /// How far the health program is with the members of a step.
@@ -86,6 +89,8 @@ enum Event {
         of: (u64, usize),
         ill: Vec<(String, String)>,
     },
+    /// The image of this pool is read ahead, or cannot be.
+    ReadAhead(String),
 }
 
 /// A pool, as it is shown.
@@ -96,6 +101,7 @@ pub struct PoolShown {
     pub named: PathBuf,
     pub record: Record,
     pub members: Vec<MemberShown>,
+    pub ahead: Option<AheadShown>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,6 +139,7 @@ impl Pools {
                     record,
                     members,
                     health: Health::Unasked,
+                    ahead: None,
                 },
             );
         }
@@ -256,6 +263,7 @@ impl Daemon {
                 match event {
                     Ok(Event::Member(member, happened)) => daemon.hear_of_member(&member, happened),
                     Ok(Event::Answered { pool, of, ill }) => daemon.hear_of_health(&pool, of, ill),
+                    Ok(Event::ReadAhead(pool)) => daemon.turn_pool(&pool),
                     Err(RecvTimeoutError::Timeout) => daemon.turn_pools(),
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
@@ -348,11 +356,14 @@ impl Daemon {
         loop {
             let record = self.pools.record(name)?;
             let now = unix_ms_now();
-            let at = record.rollout.asked.at_unix_ms;
-            if let Some(staged) = &record.staged
-                && at.is_some_and(|at| at <= now)
-            {
-                self.switch_pool(name, staged)?;
+            self.keep_ahead(name, &record);
+            if let Some(staged) = &record.staged {
+                let due = record.rollout.asked.at_unix_ms.is_some_and(|at| at <= now);
+                match self.read_ahead(name, &record, staged)? {
+                    Progress::Over if due => self.switch_pool(name, staged)?,
+                    Progress::Failed(why) => self.unstage(name, why)?,
+                    _ => return Ok(()),
+                }
                 continue;
             }
             if record.phase != Phase::Rolling {
@@ -391,6 +402,61 @@ impl Daemon {
                 }
             }
         }
+    }
+
+    /// How far the image that is staged is read ahead, which begins where it has not.
+    fn read_ahead(
+        &self,
+        name: &str,
+        record: &Record,
+        staged: &Path,
+    ) -> Result<Progress, VolumeError> {
+        if let Some(ahead) = self.ahead_of(name) {
+            return Ok(ahead.progress());
+        }
+        let prefetch = record.rollout.asked.prefetch;
+        let (sender, pool) = (self.pools.sender.clone(), name.to_owned());
+        // Without the thread of the pools the daemon is ending.
+        let over = move || drop(sender.send(Event::ReadAhead(pool)));
+        let begun = match self.begin_ahead(name, staged, prefetch, over) {
+            Ok(begun) => begun,
+            Err(error @ VolumeError::Stopped(_)) => return Err(error),
+            Err(error) => return Ok(Progress::Failed(error.to_string())),
+        };
+        let Some(ahead) = begun else {
+            return Ok(Progress::Over);
+        };
+        let progress = ahead.progress();
+        match self.pools.known().get_mut(name) {
+            Some(known) => known.ahead = Some(ahead),
+            None => ahead.let_go(),
+        }
+        Ok(progress)
+    }
+
+    fn ahead_of(&self, name: &str) -> Option<Arc<Ahead>> {
+        self.pools.known().get(name)?.ahead.clone()
+    }
+
+    /// What was read ahead goes where members do not move to it.
+    fn keep_ahead(&self, name: &str, record: &Record) {
+        let wanted = match record.phase {
+            Phase::Staged => record.staged.as_deref(),
+            Phase::Rolling => Some(record.image.path.as_path()),
+            Phase::Stable => None,
+        };
+        if let Some(known) = self.pools.known().get_mut(name)
+            && let Some(ahead) = known.ahead.take_if(|it| Some(it.image.as_path()) != wanted)
+        {
+            ahead.let_go();
+        }
+    }
+
+    /// What was staged is not switched to.
+    fn unstage(&self, name: &str, why: String) -> Result<(), VolumeError> {
+        tracing::error!("pool {name}: does not go to what was staged: {why}");
+        self.pools.change(name, |it| it.unstage(Some(why)))?;
+        Ok(())
     }
 
     /// A volume that comes: a member of a pool of ephemeral clones has the image that the record
@@ -542,6 +608,7 @@ impl Daemon {
             .values()
             .map(|known| (known.pool.clone(), known.record.clone()))
             .collect();
+        let ahead = |name: &str| self.ahead_of(name).map(|it| it.shown());
         drop(known);
         let shown = pools.into_iter().map(|(pool, record)| {
             let facts = self.facts(&pool.name, &record).unwrap_or_default();
@@ -561,6 +628,7 @@ impl Daemon {
                 named: pool.image,
                 record,
                 members,
+                ahead: ahead(&pool.name),
             };
             (pool.name, shown)
         });
@@ -601,12 +669,15 @@ impl Daemon {
         }
         self.check_overlays(name, &record, &members, discard)?;
         self.look_at_refresh(name, image, &members)?;
+        let mut asked = asked;
         let waits = stage_only || asked.at_unix_ms.is_some_and(|at| at > unix_ms_now());
+        if !waits {
+            // As soon as it is read ahead, also by the daemon after this one.
+            asked.at_unix_ms = Some(unix_ms_now());
+        }
         self.forget_trials(name);
-        let now = unix_ms_now();
         marks::passed(marks::Phase::Exchange);
-        // One record, so that an order that is cut short has been carried out or not.
-        let record = self.pools.change(name, |it| {
+        let before = self.pools.change(name, |it| {
             if it.phase == Phase::Staged {
                 it.unstage(None);
             }
@@ -614,17 +685,34 @@ impl Daemon {
                 it.finish();
             }
             it.stage(image, asked);
-            if !waits {
-                it.switch(now);
-            }
         })?;
         marks::passed(marks::Phase::Exchange);
-        if !waits {
-            tell_switch(&record);
-        }
         drop(turn);
         self.turn_pool(name);
-        Ok(())
+        match waits {
+            true => Ok(()),
+            false => self.wait_for_switch(name, &before),
+        }
+    }
+
+    /// Returns when members move to what was staged, or when that is not to be.
+    fn wait_for_switch(&self, name: &str, before: &Record) -> Result<(), VolumeError> {
+        if let Some(ahead) = self.ahead_of(name) {
+            ahead.wait();
+            self.turn_pool(name);
+        }
+        let record = self.pools.record(name)?;
+        if record.image.generation > before.image.generation {
+            return Ok(());
+        }
+        Err(match (record.phase, record.rollout.went_back) {
+            (Phase::Staged, _) => {
+                let why = "the daemon ends; it switches to the image when it runs again";
+                VolumeError::Origin(format!("pool {name}: {why}"))
+            }
+            (_, Some(why)) => VolumeError::Origin(format!("pool {name}: {why}")),
+            (_, None) => refused(name, "what was staged was given up by `pool rollback`"),
+        })
     }
 
     /// The time of what is staged has come.
@@ -632,9 +720,7 @@ impl Daemon {
         let members = self.members(name)?;
         if let Err(error) = self.look_at_refresh(name, staged, &members) {
             // It is not what it was when it was staged.
-            let why = Some(error.to_string());
-            self.pools.change(name, |it| it.unstage(why))?;
-            return Err(error);
+            return self.unstage(name, error.to_string());
         }
         self.forget_trials(name);
         let record = self.pools.change(name, |it| it.switch(unix_ms_now()))?;
@@ -660,7 +746,8 @@ impl Daemon {
         let record = self.pools.record(name)?;
         match (record.phase, &record.previous) {
             (Phase::Staged, _) => {
-                self.pools.change(name, |it| it.unstage(None))?;
+                let record = self.pools.change(name, |it| it.unstage(None))?;
+                self.keep_ahead(name, &record);
                 return Ok(());
             }
             _ if record.rollout.back => {

@@ -20,6 +20,14 @@ pub mod rollout;
 #[cfg(test)]
 mod tests;
 
-pub use order::Asked;
+pub use order::{Asked, Prefetch};
 pub use record::{Fault, Phase, Record, Records};
 pub use rollout::{Fact, Next};
+
+/// In names of volumes that pools have for themselves, and in no other name.
+pub const INNER: char = ':';
+
+/// Whether a volume is one that no client and no administrator knows.
+pub fn is_inner(volume: &str) -> bool {
+    volume.contains(INNER)
+}

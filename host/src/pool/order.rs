@@ -22,6 +22,35 @@ pub struct Rollout {
     pub went_back: Option<String>,
 }
 
+/// What of an image is read before members move to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Prefetch {
+    /// What members have read of the image before.
+    #[default]
+    Profile,
+    All,
+    None,
+}
+
+impl Prefetch {
+    pub const WORDS: [&'static str; 3] = ["profile", "all", "none"];
+
+    pub fn parse(word: &str) -> Option<Prefetch> {
+        match word {
+            "profile" => Some(Prefetch::Profile),
+            "all" => Some(Prefetch::All),
+            "none" => Some(Prefetch::None),
+            _ => None,
+        }
+    }
+
+    /// As a daemon understands it that does not know this.
+    fn is_default(&self) -> bool {
+        *self == Prefetch::default()
+    }
+}
+
 /// What is ordered of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,6 +65,8 @@ pub struct Asked {
     pub health: Option<PathBuf>,
     /// When it switches by itself.
     pub at_unix_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Prefetch::is_default")]
+    pub prefetch: Prefetch,
 }
 
 impl Rollout {

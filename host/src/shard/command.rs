@@ -18,7 +18,9 @@ use crate::origin::file::{OpenVolume, Origin};
 use crate::origin::nbd::open::Leavings;
 use engine::engine::OpenError;
 use engine::event::{Command, Event, Refusal};
-use engine::types::{ConnectionId, PeerId, Policy, RequestId, VolumeId};
+use engine::types::{
+    BufferId, ConnectionId, PeerId, Policy, RequestId, SECTOR_BYTES, Span, VolumeId,
+};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -44,6 +46,8 @@ pub(super) enum Waiter<S> {
     Window(Vec<VolumeId>, Arc<Window>, Answer<Result<(), Refusal>>),
     /// Clients of a volume that is made ready for them.
     Arrival(VolumeId),
+    /// Who reads ahead, into a buffer that is looked at by none.
+    Ahead(BufferId, Answer<Result<(), Refusal>>),
     Nobody,
     Stop,
 }
@@ -144,6 +148,7 @@ impl<E: Decide> Shard<E> {
             Request::Chart(volume, from, answer) => {
                 let _ = answer.send(self.engine.chart(volume, from));
             }
+            Request::ReadAhead(volume, part, answer) => read_ahead(self, volume, part, answer),
             Request::Listen(listener, scope, answer) => {
                 self.listen(listener, scope, None);
                 let _ = answer.send(());
@@ -355,6 +360,10 @@ impl<E: Decide> Shard<E> {
                 let _ = answer.send(done);
             }
             Waiter::Arrival(volume) => self.arrived(volume, result.is_ok()),
+            Waiter::Ahead(buffer, answer) => {
+                self.memory.buffers.free(buffer);
+                let _ = answer.send(result);
+            }
             Waiter::Nobody => {}
             Waiter::Stop => self.parked(result),
         }
@@ -562,6 +571,31 @@ fn answer_after(leavings: Leavings, answer: Answer<Result<(), Refusal>>) {
 fn beside(files: &OpenVolume) -> Vec<PathBuf> {
     let paths = [&files.journal_path, &files.ledger_path];
     paths.into_iter().flatten().cloned().collect()
+}
+
+/// Reads what no client has asked for.
+fn read_ahead<E: Decide>(
+    shard: &mut Shard<E>,
+    volume: VolumeId,
+    part: Span,
+    answer: Answer<Result<(), Refusal>>,
+) {
+    let known = shard.volumes.contains_key(&volume) && !shard.is_stopping();
+    let bytes = part.sectors * SECTOR_BYTES;
+    let buffer = known.then(|| shard.memory.buffers.allocate(bytes));
+    let Some(Some(buffer)) = buffer else {
+        let refusal = if known { Refusal::Busy } else { Refusal::Gone };
+        let _ = answer.send(Err(refusal));
+        return;
+    };
+    let request = shard.commands.enter(Waiter::Ahead(buffer, answer));
+    shard.feed(Event::Read {
+        volume,
+        request,
+        sector: part.sector,
+        sectors: part.sectors,
+        buffer,
+    });
 }
 
 /// Those who waited with rings for the image of a member come in.

@@ -31,7 +31,7 @@ use engine::image::Image;
 use engine::origin::Map;
 use engine::sample::Samples;
 use engine::snapshot::{CopyRoom, CopySnapshot, Snapshot};
-use engine::types::{PeerId, Time, Uuid, VolumeId};
+use engine::types::{PeerId, Span as Sectors, Time, Uuid, VolumeId};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -268,6 +268,7 @@ pub(super) enum Request<S> {
     Snapshot(Answer<HostSnapshot>),
     Samples(Answer<Samples>),
     Chart(VolumeId, Cursor, Answer<Result<Page, Refusal>>),
+    ReadAhead(VolumeId, Sectors, Answer<Result<(), Refusal>>),
     Listen(OwnedFd, ListenerScope, Answer<()>),
     HandOn(OwnedFd, ListenerScope, Greeter, Answer<()>),
     Welcome(Box<Arrival>),
@@ -490,6 +491,12 @@ impl<S> Handle<S> {
     /// One page of what of a volume lies where.
     pub fn chart(&self, volume: VolumeId, from: Cursor) -> Result<Page, CommandError> {
         Ok(self.ask(|answer| Request::Chart(volume, from, answer))??)
+    }
+
+    /// Reads a part of a volume, so that the caches have it. Refused as busy where there is no
+    /// buffer for it now, and as gone where there is no such volume.
+    pub fn read_ahead(&self, volume: VolumeId, part: Sectors) -> Result<(), CommandError> {
+        Ok(self.ask(|answer| Request::ReadAhead(volume, part, answer))??)
     }
 
     /// Accepts clients on a listening socket until `unlisten` or the end of the shard.

@@ -1,8 +1,9 @@
 //! Pools: clones of one image go to another one, each when its guest has ended.
 
+use crate::common::disk::{Device, Disk};
 use crate::common::marks::Marks;
 use crate::common::nbd::{Client, FLAG_FUA};
-use crate::common::{PATIENCE, Rig, have, run, wait_until};
+use crate::common::{PATIENCE, Rig, have, may_mount, run, wait_until};
 use lab::vhost_client::{Client as Guest, Options, Wait};
 use serde_json::Value;
 use std::fs;
@@ -480,6 +481,15 @@ fn overlays_in_qcow2_files_are_exchanged_for_empty_ones() {
     rig.done(&["pool", "finish", "office"]);
     assert!(in_the_way.exists(), "a file of others");
     fs::remove_file(&in_the_way).expect("remove it");
+    // What guests read through their overlays is read ahead as well.
+    let mut guest = connect(&rig, "desk-2");
+    guest.read(100 * BLOCK as u64, 32 * BLOCK);
+    guest.disconnect();
+    refresh(&rig, &images[1], &["--stage-only", "--discard-changes"]);
+    let ahead = |key: &str| shown(&rig)["read_ahead"][key].clone();
+    wait_until("it is read", PATIENCE, || ahead("over") == true);
+    assert!(ahead("read_bytes").as_u64() >= Some(32 * BLOCK as u64));
+    rig.done(&["pool", "rollback", "office"]);
     let mut deaths = 0;
     for step in 1..STEPS_MAX {
         marks.arm(EXCHANGE, step);
@@ -551,7 +561,8 @@ fn write_own(rig: &Rig, name: &str) {
 }
 
 fn finish_what_was_begun(rig: &Rig, image: &Path) {
-    if shown(rig)["state"] != "rolling" && shown(rig)["image"] != image.display().to_string() {
+    let pool = shown(rig);
+    if pool["state"] == "stable" && pool["image"] != image.display().to_string() {
         refresh(rig, image, &["--discard-changes"]);
     }
     wait_until("it goes on", LONG, || shown(rig)["state"] == "stable");
@@ -582,4 +593,121 @@ fn a_hundred_clones_read_the_new_image_once() {
 fn origin_read_bytes(rig: &Rig, number: u64) -> u64 {
     let shown = rig.show(&format!("desk-{number}"));
     shown["origin"]["read_bytes"].as_u64().expect("a number")
+}
+
+fn origin_reads(rig: &Rig) -> u64 {
+    (1..=3).map(|number| origin_read_bytes(rig, number)).sum()
+}
+
+/// Fails when: what guests have read of an image is read of the next one after the switch only, or
+/// an administrator or a client sees that it is read.
+#[test]
+fn what_members_have_read_is_read_of_the_next_image_before_they_move() {
+    let (rig, images) = pool(3, 3, "overlay-ram = \"1MiB\"");
+    let mut daemon = rig.serve();
+    let boot: Vec<u64> = (0..64).chain(600..664).chain([1_999]).collect();
+    let started = |id: u8, name: &str| {
+        let mut guest = connect(&rig, name);
+        for at in &boot {
+            assert_eq!(
+                guest.read(at * BLOCK as u64, BLOCK),
+                block(id, *at),
+                "{name}"
+            );
+        }
+        guest.disconnect();
+    };
+    started(1, "desk-1");
+    let said = refresh(&rig, &images[1], &["--stage-only"]);
+    assert!(said.contains("is staged"), "{said}");
+    let ahead = |key: &str| shown(&rig)["read_ahead"][key].clone();
+    wait_until("it is read", PATIENCE, || ahead("over") == true);
+    assert_eq!(ahead("read_bytes"), boot.len() * BLOCK);
+    assert_eq!(ahead("total_bytes"), boot.len() * BLOCK);
+    assert!(rig.done(&["pool", "show", "office"]).contains("read ahead"));
+    let volumes = rig.json(&["volume", "ls"]);
+    assert_eq!(volumes["volumes"].as_array().map(Vec::len), Some(3));
+    assert!(rig.tenuto(&["status", "-x"]).status.success());
+    assert!(!rig.get("/metrics").contains("office:"));
+    let before = origin_reads(&rig);
+    refresh(&rig, &images[1], &["--wait"]);
+    started(2, "desk-1");
+    started(2, "desk-2");
+    assert_eq!(origin_reads(&rig), before, "nothing is left to be read");
+    assert_eq!(shown(&rig)["read_ahead"], Value::Null);
+    // The same in one step, and by a daemon that finds it begun.
+    refresh(&rig, &images[2], &["--at", "2999-01-01T00:00:00Z"]);
+    daemon.kill();
+    daemon = rig.serve();
+    wait_until("it is read", PATIENCE, || ahead("over") == true);
+    rig.done(&["pool", "rollback", "office"]);
+    assert_eq!(shown(&rig)["read_ahead"], Value::Null);
+    let before = origin_reads(&rig);
+    refresh(&rig, &images[2], &["--prefetch", "all", "--wait"]);
+    started(3, "desk-3");
+    assert_eq!(found(&rig, "desk-1", 1_000), block(3, 1_000));
+    assert_eq!(origin_reads(&rig), before, "all of it was read");
+    refresh(&rig, &images[0], &["--prefetch", "none", "--wait"]);
+    assert_eq!(found(&rig, "desk-2", 1_500), block(1, 1_500));
+    assert!(origin_reads(&rig) > before, "nothing was read ahead");
+    daemon.stop();
+}
+
+/// Fails when: members move to an image that storage does not give, or an order that waits for it
+/// cannot be taken back.
+#[test]
+fn an_image_that_cannot_be_read_ahead_is_not_switched_to() {
+    let test = "an_image_that_cannot_be_read_ahead_is_not_switched_to";
+    if !may_mount(test) {
+        return;
+    }
+    let (rig, _) = pool(2, 1, "origin-timeout = \"3s\"");
+    let disk = Disk::new(BYTES as usize);
+    for at in 0..BYTES / BLOCK as u64 {
+        disk.fill(at as usize * BLOCK, &block(2, at));
+    }
+    let device = Device::new(&disk, &rig.dir.join("far"));
+    let daemon = rig.serve();
+    let mut guest = connect(&rig, "desk-1");
+    guest.read(1_024 * BLOCK as u64, 8 * BLOCK);
+    guest.disconnect();
+    let far = device.path().to_owned();
+    // Its first block is looked at before anything is read ahead.
+    disk.hold_reads(1_024 * BLOCK as u64, 1_032 * BLOCK as u64);
+    std::thread::scope(|scope| {
+        let order = scope.spawn(|| refused(&rig, &far, &[], 2));
+        wait_until("it is staged", PATIENCE, || {
+            shown(&rig)["read_ahead"]["total_bytes"] == 8 * BLOCK
+        });
+        assert_eq!(found(&rig, "desk-2", 3), block(1, 3));
+        rig.done(&["pool", "rollback", "office"]);
+        let said = order.join().expect("it ends");
+        assert!(said.contains("given up by `pool rollback`"), "{said}");
+    });
+    disk.let_go();
+    // It answers what it had begun, and then with errors.
+    for at in [1_200, 1_500] {
+        found(&rig, "desk-1", at);
+    }
+    disk.hold_reads(1_200 * BLOCK as u64, 1_201 * BLOCK as u64);
+    std::thread::scope(|scope| {
+        let order = scope.spawn(|| refused(&rig, &far, &[], 1));
+        assert!(disk.wait_parked(1, PATIENCE), "it is read");
+        disk.unplug(true);
+        disk.let_go();
+        let said = order.join().expect("it ends");
+        assert!(said.contains("cannot be read at byte 6144000"), "{said}");
+    });
+    assert_eq!(shown(&rig)["state"], "stable");
+    assert_eq!(found(&rig, "desk-1", 3), block(1, 3));
+    let wrong = rig.tenuto(&["status", "-x"]);
+    assert_eq!(wrong.status.code(), Some(1));
+    disk.unplug(false);
+    wait_until("it is read again", PATIENCE, || {
+        let far = far.display().to_string();
+        let done = rig.tenuto(&["pool", "refresh", "office", &far, "--wait"]);
+        done.status.success()
+    });
+    assert_eq!(found(&rig, "desk-1", 1_024), block(2, 1_024));
+    daemon.stop();
 }
