@@ -298,7 +298,7 @@ fn hear(me: (Uuid, Uuid), from: Uuid, bodies: [Body; 2]) {
 /// Answers of a vault, in any order, some of them with these bytes.
 fn machines(source: &mut Source<'_>, bytes: &[u8]) {
     let unit = Uuid(source.bytes16());
-    let mut look = Look::new(unit, None);
+    let mut look = Look::<Record>::new(unit, None);
     let mut cas = Cas::new(record(source));
     for _ in 0..CALLS_MAX {
         if source.is_empty() {

@@ -15,9 +15,43 @@
 
 use crate::record::Record;
 use alloc::format;
-use alloc::string::String;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use engine::types::Uuid;
+
+/// What a vault keeps: numbered from 1, never changed, each number once.
+pub trait Kept: Clone + Eq {
+    /// What it is a record of.
+    fn unit(&self) -> Uuid;
+    fn number(&self) -> u64;
+    /// Tells it from another one that was to have the same number.
+    fn nonce(&self) -> Uuid;
+    fn encode(&self) -> Vec<u8>;
+    /// Checks everything, or says what is wrong.
+    fn parse(bytes: &[u8]) -> Result<Self, String>;
+}
+
+impl Kept for Record {
+    fn unit(&self) -> Uuid {
+        self.unit
+    }
+
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn nonce(&self) -> Uuid {
+        self.nonce
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        Record::encode(self)
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Record, String> {
+        Record::parse(bytes).map_err(|error| error.to_string())
+    }
+}
 
 /// A call of the file system, in the directory of one unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,10 +101,10 @@ pub enum Step<T> {
 
 /// How an attempt to make a record has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    Won(Record),
+pub enum Outcome<R = Record> {
+    Won(R),
     /// Another record has the number.
-    Lost(Record),
+    Lost(R),
     /// Nothing was linked: what was to be linked could not be written.
     Unwritten,
     /// The name has bytes that are no record of this unit.
@@ -92,10 +126,10 @@ pub fn hex(id: Uuid) -> String {
 }
 
 /// Bytes that were found under a name, as the record of this number.
-fn judge(bytes: &[u8], unit: Uuid, number: u64) -> Result<Record, String> {
+fn judge<R: Kept>(bytes: &[u8], unit: Uuid, number: u64) -> Result<R, String> {
     let name = record_name(unit, number);
-    let record = Record::parse(bytes).map_err(|error| format!("{name}: {error}"))?;
-    match record.unit == unit && record.number == number {
+    let record = R::parse(bytes).map_err(|error| format!("{name}: {error}"))?;
+    match record.unit() == unit && record.number() == number {
         true => Ok(record),
         false => Err(format!("{name}: is a record of another unit or number")),
     }
@@ -113,18 +147,18 @@ enum At {
 
 /// An attempt to make one record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Cas {
-    record: Record,
+pub struct Cas<R = Record> {
+    record: R,
     at: At,
     /// A link of it may be under way, or has arrived.
     linked: bool,
     /// What the name has, when the rest is cleaned up.
-    found: Option<Result<Record, String>>,
+    found: Option<Result<R, String>>,
 }
 
-impl Cas {
+impl<R: Kept> Cas<R> {
     /// Its first call is given by [`Cas::begin`].
-    pub fn new(record: Record) -> Cas {
+    pub fn new(record: R) -> Cas<R> {
         Cas {
             record,
             at: At::Writing,
@@ -135,14 +169,14 @@ impl Cas {
 
     /// The same for a record that an earlier run may have linked: it stays undecided until the name
     /// tells.
-    pub fn again(record: Record) -> Cas {
+    pub fn again(record: R) -> Cas<R> {
         Cas {
             linked: true,
             ..Cas::new(record)
         }
     }
 
-    pub fn record(&self) -> &Record {
+    pub fn record(&self) -> &R {
         &self.record
     }
 
@@ -154,11 +188,11 @@ impl Cas {
     }
 
     fn own_name(&self) -> String {
-        format!("t.{}", hex(self.record.nonce))
+        format!("t.{}", hex(self.record.nonce()))
     }
 
     fn name(&self) -> String {
-        record_name(self.record.unit, self.record.number)
+        record_name(self.record.unit(), self.record.number())
     }
 
     fn link(&self) -> Call {
@@ -169,7 +203,7 @@ impl Cas {
     }
 
     /// Takes the answer to the last call.
-    pub fn answer(&mut self, answer: Answer) -> Step<Outcome> {
+    pub fn answer(&mut self, answer: Answer) -> Step<Outcome<R>> {
         match self.at {
             At::Writing if answer == Answer::Done => {
                 (self.at, self.linked) = (At::Linking, true);
@@ -195,9 +229,9 @@ impl Cas {
         }
     }
 
-    fn read(&mut self, answer: Answer) -> Step<Outcome> {
+    fn read(&mut self, answer: Answer) -> Step<Outcome<R>> {
         if let Answer::Bytes(bytes) = answer {
-            self.found = Some(judge(&bytes, self.record.unit, self.record.number));
+            self.found = Some(judge(&bytes, self.record.unit(), self.record.number()));
             self.at = At::Cleaning;
             let name = self.own_name();
             return Step::Call(Call::Remove { name });
@@ -207,9 +241,9 @@ impl Cas {
         Step::Wait(self.begin())
     }
 
-    fn outcome(&self) -> Outcome {
+    fn outcome(&self) -> Outcome<R> {
         match self.found.clone().expect("the name was read") {
-            Ok(record) if record.nonce == self.record.nonce => Outcome::Won(record),
+            Ok(record) if record.nonce() == self.record.nonce() => Outcome::Won(record),
             Ok(record) => Outcome::Lost(record),
             Err(why) => Outcome::Damaged(why),
         }
@@ -218,20 +252,20 @@ impl Cas {
 
 /// A look for the newest record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Look {
+pub struct Look<R = Record> {
     unit: Uuid,
-    newest: Option<Record>,
+    newest: Option<R>,
     /// The one that is read; 0 = the names are listed.
     number: u64,
     /// The highest that was listed: it is there.
     listed: u64,
 }
 
-impl Look {
+impl<R: Kept> Look<R> {
     /// From a record that is known, which is read again: a vault that was put back to an earlier
     /// state has it no more.
-    pub fn new(unit: Uuid, known: Option<Record>) -> Look {
-        let number = known.map_or(0, |known| known.number);
+    pub fn new(unit: Uuid, known: Option<R>) -> Look<R> {
+        let number = known.map_or(0, |known| known.number());
         Look {
             unit,
             newest: None,
@@ -250,7 +284,7 @@ impl Look {
     }
 
     /// Ends with the newest record that is seen, or with `Err` and what is wrong with one.
-    pub fn answer(&mut self, answer: Answer) -> Step<Result<Option<Record>, String>> {
+    pub fn answer(&mut self, answer: Answer) -> Step<Result<Option<R>, String>> {
         match answer {
             Answer::Names(names) if self.number == 0 => {
                 let numbers = names.iter().filter_map(|name| number_of(self.unit, name));

@@ -593,7 +593,7 @@ impl Core {
 
     fn forget(&mut self, cx: &mut Cx<'_>, request: RequestId, id: VolumeId) {
         self.end_given_up(id);
-        let mut volume = self.volumes.take(id).expect("checked by the caller");
+        let mut volume = self.volumes.leave(id).expect("checked by the caller");
         assert!(
             !volume.has_requests()
                 && !volume.has_reads()
@@ -630,7 +630,7 @@ impl Core {
             self.checkpoint.free_after_checkpoint(epoch.map);
         }
         self.count_writers();
-        self.checkpoint.wait(Waiter::Detach(request));
+        self.checkpoint.wait(Waiter::Detach(request, id));
     }
 }
 

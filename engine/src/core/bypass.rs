@@ -341,7 +341,10 @@ impl Core {
         for waiter in self.checkpoint.take_waiters() {
             match waiter {
                 Waiter::Attach(volume) => self.attach_past_log(cx, volume),
-                Waiter::Detach(request) => cx.out.reply(request, Ok(())),
+                Waiter::Detach(request, id) => {
+                    self.volumes.left(id);
+                    cx.out.reply(request, Ok(()));
+                }
                 Waiter::Park(request) => self.park_without_cache(cx, request),
                 Waiter::Join(volume) => self.forget_join(volume),
                 // A switch is given up at the next look at the device, if that is still bad then;

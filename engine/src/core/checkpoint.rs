@@ -31,7 +31,7 @@ pub enum Waiter {
     /// Whether its guest has ended.
     Leave(RequestId),
     Commit(VolumeId),
-    Detach(RequestId),
+    Detach(RequestId, VolumeId),
     /// What other hosts have to know of the volume.
     Replica(RequestId),
     Park(RequestId),
@@ -309,11 +309,12 @@ impl Core {
                     }
                 }
                 Waiter::Commit(volume) => self.commit_reset(cx, volume),
+                Waiter::Detach(request, id) => {
+                    self.volumes.left(id);
+                    cx.out.reply(request, Ok(()));
+                }
                 Waiter::Renew(volume) => self.open_for_requests(cx, volume),
-                Waiter::Leave(request)
-                | Waiter::Detach(request)
-                | Waiter::Replica(request)
-                | Waiter::Park(request) => {
+                Waiter::Leave(request) | Waiter::Replica(request) | Waiter::Park(request) => {
                     cx.out.reply(request, Ok(()));
                 }
             }

@@ -1,6 +1,8 @@
 //! The volumes of a shard, by their numbers.
 //!
-//! Always true: a volume stands at its own number. Deliberately absent: what volumes share, which
+//! Always true: a volume stands at its own number; that of one which goes is given to no other
+//! before the host has been told that it is gone, because the host has its files under it until
+//! then. Deliberately absent: what volumes share, which
 //! is in parts of `core` that are given this collection.
 
 use super::Volume;
@@ -11,11 +13,16 @@ use alloc::vec::Vec;
 pub struct Volumes {
     /// By number; a number that is free has none.
     slots: Vec<Option<Volume>>,
+    /// Numbers of volumes that are gone, and of which the host has not been told.
+    going: Vec<VolumeId>,
 }
 
 impl From<Vec<Option<Volume>>> for Volumes {
     fn from(slots: Vec<Option<Volume>>) -> Volumes {
-        Volumes { slots }
+        Volumes {
+            slots,
+            going: Vec::new(),
+        }
     }
 }
 
@@ -63,8 +70,21 @@ impl Volumes {
 
     /// The smallest number that is free.
     pub fn free_id(&self) -> VolumeId {
-        let free = self.slots.iter().position(Option::is_none);
-        free.map_or(self.end(), |at| VolumeId(at as u32))
+        let free = |id: &VolumeId| self.get(*id).is_none() && !self.going.contains(id);
+        self.ids().find(free).unwrap_or(self.end())
+    }
+
+    /// A volume goes for good; its number does when the host is told.
+    pub fn leave(&mut self, id: VolumeId) -> Option<Volume> {
+        let volume = self.take(id)?;
+        assert!(!self.going.contains(&id), "a number is given once");
+        self.going.push(id);
+        Some(volume)
+    }
+
+    /// The host is told.
+    pub fn left(&mut self, id: VolumeId) {
+        self.going.retain(|other| *other != id);
     }
 
     pub fn put(&mut self, id: VolumeId, volume: Volume) {
@@ -88,6 +108,8 @@ impl Volumes {
 mod tests {
     use super::super::tests::volume;
     use super::*;
+    use crate::format::checkpoint::VolumeRecord;
+    use crate::types::Uuid;
 
     #[test]
     fn a_number_that_was_given_back_is_given_first() {
@@ -100,6 +122,18 @@ mod tests {
         assert_eq!(volumes.known(id).id(), id);
         assert_eq!(volumes.iter().count(), 1);
         assert!(volumes.take(id).is_some());
+        assert_eq!(volumes.free_id(), VolumeId(0));
+    }
+
+    /// Fails when: a number is given while the host has files of a volume under it.
+    #[test]
+    fn a_number_is_given_again_when_the_host_was_told_that_its_volume_is_gone() {
+        let mut volumes = Volumes::from(Vec::new());
+        let of = VolumeRecord::unwritten(VolumeId(0), Uuid([1; 16]));
+        volumes.put(VolumeId(0), Volume::known(of));
+        assert!(volumes.leave(VolumeId(0)).is_some());
+        assert_eq!(volumes.free_id(), VolumeId(1));
+        volumes.left(VolumeId(0));
         assert_eq!(volumes.free_id(), VolumeId(0));
     }
 }

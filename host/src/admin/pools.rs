@@ -7,7 +7,7 @@ use super::events::{Kind, Notice, Severity};
 use super::{Admin, Known, Look, Outcome};
 use crate::config::pool::check_image;
 use crate::config::{Value as Given, units};
-use crate::daemon::PoolShown;
+use crate::daemon::{HostShown, PoolShown};
 use crate::error::{Error, Result};
 use crate::pool::members::CloneKind;
 use crate::pool::{Asked, Phase, Prefetch};
@@ -236,6 +236,9 @@ pub(super) fn troubles(look: &Look) -> Vec<String> {
             };
             lines.push(format!("pool {name} {what}: {why}"));
         }
+        if let Some(why) = &pool.trouble {
+            lines.push(format!("pool {name}: {why}"));
+        }
         let ill = pool
             .members
             .iter()
@@ -284,6 +287,9 @@ fn document(name: &str, pool: &PoolShown) -> Value {
         })
     });
     let path = |it: &PathBuf| it.display().to_string();
+    let hosts = pool.hosts.iter();
+    let hosts = hosts.map(|it| host(it, record.image.generation));
+    let hosts: Vec<Value> = hosts.collect();
     json!({
         "name": name,
         "clone": pool.clones.word(),
@@ -301,9 +307,33 @@ fn document(name: &str, pool: &PoolShown) -> Value {
         "rollout": rolling,
         "went_back": rollout.went_back,
         "configured_image": path(&pool.named),
+        "hosts": hosts,
+        "trouble": pool.trouble,
         "members_total": members.len(),
         "members_moved": moved,
         "members": members,
+    })
+}
+
+/// How far a host is on the way to this generation.
+fn host(host: &HostShown, generation: u64) -> Value {
+    let report = &host.report;
+    let moved = match report.generation == generation {
+        true => report.moved,
+        false => 0,
+    };
+    let ill = report.ill.iter();
+    let ill = ill.map(|(member, why)| json!({ "member": member, "why": why }));
+    json!({
+        "name": report.name,
+        "up": host.up,
+        "generation": report.generation,
+        "members": report.members,
+        "moved": moved,
+        "in_use": report.in_use,
+        "ready": report.ready,
+        "unhealthy": ill.collect::<Vec<Value>>(),
+        "trouble": report.trouble.as_ref().or(report.failed.as_ref()),
     })
 }
 

@@ -258,7 +258,7 @@ fn show(document: &Value) -> String {
         fields.push(("staged", staged.into()));
     }
     let ahead = &document["read_ahead"];
-    if !ahead.is_null() {
+    if number(&ahead["total_bytes"]) > 0 {
         let bytes = |key: &str| human_bytes(number(&ahead[key]));
         let (read, total) = (bytes("read_bytes"), bytes("total_bytes"));
         fields.push(("read ahead", format!("{read} of {total}")));
@@ -266,7 +266,11 @@ fn show(document: &Value) -> String {
     if let Some(why) = document["went_back"].as_str() {
         fields.push(("went back", why.into()));
     }
+    if let Some(why) = document["trouble"].as_str() {
+        fields.push(("trouble", why.into()));
+    }
     let mut all = output::fields(&fields);
+    all.push_str(&hosts_table(document));
     let members = document["members"].as_array();
     let rows = members.map_or(&[][..], Vec::as_slice).iter().map(|member| {
         let guest = match member["in_use"] == true {
@@ -288,6 +292,29 @@ fn show(document: &Value) -> String {
         all.push_str(&output::table(&head, &rows, &[1]));
     }
     all
+}
+
+/// In a cluster, how far each host is.
+fn hosts_table(document: &Value) -> String {
+    let hosts = document["hosts"].as_array();
+    let rows = hosts.map_or(&[][..], Vec::as_slice).iter().map(|host| {
+        let up = if host["up"] == true { "up" } else { "down" };
+        let (moved, members) = (number(&host["moved"]), number(&host["members"]));
+        vec![
+            text(&host["name"]),
+            up.into(),
+            number(&host["generation"]).to_string(),
+            format!("{moved}/{members}"),
+            number(&host["in_use"]).to_string(),
+            host["trouble"].as_str().unwrap_or("").into(),
+        ]
+    });
+    let rows: Vec<Vec<String>> = rows.collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let head = ["HOST", "LINK", "GEN", "MOVED", "GUESTS", "TROUBLE"];
+    format!("\n{}", output::table(&head, &rows, &[2, 3, 4]))
 }
 
 fn state_text(document: &Value) -> String {

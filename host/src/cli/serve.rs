@@ -138,14 +138,15 @@ fn serve(config: Config, command: &Serve, style: Style) -> Result<()> {
         let _ = daemon.stop();
         return Err(Error::failed(format!("a thread: {}", cause(&error))));
     }
-    if let Err(error) = daemon.keep_refreshing() {
-        let _ = daemon.stop();
-        return Err(Error::failed(format!("a thread: {}", cause(&error))));
-    }
     if admin.is_drained() {
         admin.drain_again();
     }
     let links = cluster.and_then(|cluster| start_cluster(&host, &cluster, &admin, &daemon));
+    // Pools of a host in a cluster follow its vault.
+    if let Err(error) = daemon.keep_refreshing() {
+        let _ = daemon.stop();
+        return Err(Error::failed(format!("a thread: {}", cause(&error))));
+    }
     let retries = Retries::start(admin.clone());
     say_ready(&supervisor, &admin, style);
     runtime.block_on(signals.until_the_end(&supervisor, &admin));

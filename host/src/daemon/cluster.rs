@@ -49,6 +49,7 @@ impl Daemon {
     ) -> std::io::Result<()> {
         let volumes = Arc::new(ByUnits(Arc::downgrade(self)));
         let logs = Arc::new(ByShard::of(self, post.clone()));
+        self.join_pools(&member, post.clone())?;
         let units = Units::start(member, self.state_dir.clone(), volumes, post, logs)?;
         let waiting: Vec<_> = self.table().away.clone().into_iter().collect();
         for (name, count) in waiting {

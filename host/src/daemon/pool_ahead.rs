@@ -27,6 +27,7 @@ use engine::event::{Command, Refusal};
 use engine::snapshot::Snapshot;
 use engine::types::{BLOCK_BYTES, BLOCK_SECTORS, Policy, SECTOR_BYTES, Span, VolumeId};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -73,6 +74,24 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
+    /// One of which nothing is read.
+    pub fn ended(image: &Path, progress: Progress) -> Arc<Ahead> {
+        Ahead::new(image, progress, 0)
+    }
+
+    fn new(image: &Path, progress: Progress, total_sectors: u64) -> Arc<Ahead> {
+        Arc::new(Ahead {
+            image: image.to_owned(),
+            total_sectors,
+            state: Mutex::new(State {
+                progress,
+                read_sectors: 0,
+                wanted: true,
+            }),
+            changed: Condvar::new(),
+        })
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -170,43 +189,38 @@ impl Ahead {
     }
 }
 
-/// What volumes of this kind are called.
-fn name_of(pool: &str, which: &str) -> String {
-    format!("{pool}{}{which}", crate::pool::INNER)
+/// What volumes of this kind are called: the one before may not have gone yet.
+fn fresh_name(pool: &str) -> String {
+    static NUMBERS: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+    format!("{pool}{}{number}", crate::pool::INNER)
 }
 
 impl Daemon {
-    /// Begins to read an image ahead for a pool. `None`: there is nothing to read.
+    /// Begins to read an image ahead for a pool.
     pub(super) fn begin_ahead(
         &self,
         pool: &str,
         image: &Path,
         prefetch: Prefetch,
         over: impl FnOnce() + Send + 'static,
-    ) -> Result<Option<Arc<Ahead>>, VolumeError> {
-        if prefetch == Prefetch::None {
-            return Ok(None);
+    ) -> Result<Arc<Ahead>, VolumeError> {
+        let nothing = || Ok(Ahead::ended(image, Progress::Over));
+        if prefetch == Prefetch::None || self.members(pool)?.is_empty() {
+            return nothing();
         }
         let spans = match prefetch {
             Prefetch::All => vec![Span::new(0, u64::MAX)],
             _ => self.read_by_members(pool)?,
         };
         if spans.is_empty() {
-            return Ok(None);
+            return nothing();
         }
-        let entry = self.join_inner(pool, image, "ahead")?;
+        let entry = self.join_inner(pool, image)?;
         let room = room_sectors(&self.handle.snapshot()?.engine);
         let spans = clipped(spans, entry.size_bytes / SECTOR_BYTES, room);
-        let ahead = Arc::new(Ahead {
-            image: image.to_owned(),
-            total_sectors: spans.iter().map(|span| span.sectors).sum(),
-            state: Mutex::new(State {
-                progress: Progress::Reading,
-                read_sectors: 0,
-                wanted: true,
-            }),
-            changed: Condvar::new(),
-        });
+        let total = spans.iter().map(|span| span.sectors).sum();
+        let ahead = Ahead::new(image, Progress::Reading, total);
         let (shown, bytes) = (image.display(), ahead.total_sectors * SECTOR_BYTES);
         tracing::info!("pool {pool}: reads {} of {shown} ahead", human_bytes(bytes));
         let (reader, handle, volume) = (ahead.clone(), self.handle.clone(), entry.id);
@@ -221,13 +235,13 @@ impl Daemon {
             let why = format!("pool {pool}: a thread that reads ahead: {error}");
             return Err(VolumeError::Origin(why));
         }
-        Ok(Some(ahead))
+        Ok(ahead)
     }
 
     /// Parts of the disk that the caches have of the image that members have.
     fn read_by_members(&self, pool: &str) -> Result<Vec<Span>, VolumeError> {
         let image = self.pools.record(pool)?.image.path;
-        let entry = match self.join_inner(pool, &image, "before") {
+        let entry = match self.join_inner(pool, &image) {
             Ok(entry) => entry,
             Err(error @ VolumeError::Stopped(_)) => return Err(error),
             Err(error) => {
@@ -250,7 +264,7 @@ impl Daemon {
     }
 
     /// An image of a pool as a volume that no client sees.
-    fn join_inner(&self, pool: &str, image: &Path, which: &str) -> Result<Entry, VolumeError> {
+    fn join_inner(&self, pool: &str, image: &Path) -> Result<Entry, VolumeError> {
         let members = self.members(pool)?;
         let first = members.iter().find_map(|it| self.entry(it));
         let Some(first) = first else {
@@ -258,7 +272,7 @@ impl Daemon {
             return Err(VolumeError::Settings(why));
         };
         let settings = VolumeSettings {
-            name: name_of(pool, which),
+            name: fresh_name(pool),
             origin: image.to_owned(),
             policy: Policy::Ephemeral,
             read_only: true,

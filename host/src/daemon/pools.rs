@@ -5,23 +5,22 @@
 //! member hangs the pools wait for it, and no other volume does. Deliberately absent: what follows
 //! from what ([`crate::pool`]), and how a member gets its image ([`super::pool_moves`]).
 
-use super::opened::{Joining, open_settled};
 use super::pool_ahead::{Ahead, AheadShown, Progress};
+use super::pool_cluster::{HostShown, PoolCluster};
 use super::pool_health::{ask_health, unix_ms_now};
+use super::pool_words::unknown;
 use super::{Daemon, VolumeError, VolumeSettings};
-use crate::marks;
-use crate::origin::Format;
 use crate::pool::members::{CloneKind, Settings};
 use crate::pool::note::Note;
 use crate::pool::record::Records;
-use crate::pool::{Asked, Fact, Next, Phase, Record};
+use crate::pool::{Fact, Next, Phase, Record};
 use crate::shard::pooled::{Happened, Pooled};
-use engine::types::{Policy, VolumeId};
+use engine::types::VolumeId;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -34,9 +33,6 @@ const ARRIVALS_MAX: usize = 3;
 const SILENCE_MS_MAX: u64 = 60_000;
 /// A member whose move failed is tried again after this time.
 const RETRY_MS: u64 = 10_000;
-/// How long the image of a refresh may take to come to rest before it is refused.
-const REST_WAIT: Duration = Duration::from_secs(8);
-const REST_POLL: Duration = Duration::from_millis(200);
 
 /// What is known of a member since the last switch.
 #[derive(Default)]
@@ -61,6 +57,8 @@ pub(super) struct Pools {
     turn: Mutex<()>,
     events: Mutex<Option<Receiver<Event>>>,
     sender: Sender<Event>,
+    /// Of a host that is in one.
+    pub cluster: OnceLock<Arc<PoolCluster>>,
 }
 
 struct Known {
@@ -89,8 +87,8 @@ enum Event {
         of: (u64, usize),
         ill: Vec<(String, String)>,
     },
-    /// The image of this pool is read ahead, or cannot be.
-    ReadAhead(String),
+    /// The image of this pool is read ahead, or cannot be; or the cluster has another record.
+    Turn(String),
 }
 
 /// A pool, as it is shown.
@@ -102,6 +100,10 @@ pub struct PoolShown {
     pub record: Record,
     pub members: Vec<MemberShown>,
     pub ahead: Option<AheadShown>,
+    /// Of a cluster: how far each is; none otherwise.
+    pub hosts: Vec<HostShown>,
+    /// Why this host does not follow the record of the cluster.
+    pub trouble: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,6 +153,7 @@ impl Pools {
             turn: Mutex::default(),
             events: Mutex::new(Some(events)),
             sender,
+            cluster: OnceLock::new(),
         })
     }
 
@@ -198,6 +201,18 @@ impl Pools {
         })
     }
 
+    /// The cluster has another record of a pool.
+    pub fn tell_shared(&self, pool: &str) {
+        let _ = self.sender.send(Event::Turn(pool.to_owned()));
+    }
+
+    /// Names, and what they begin with.
+    pub fn images(&self) -> Vec<(String, PathBuf)> {
+        let known = self.known();
+        let all = known.values().map(|it| &it.pool);
+        all.map(|it| (it.name.clone(), it.image.clone())).collect()
+    }
+
     /// Looks now at the pool of this member.
     fn nudge(&self, member: &str) {
         let ended = Happened::Ended { wait: false };
@@ -230,20 +245,6 @@ impl Pools {
     }
 }
 
-fn unknown(name: &str) -> VolumeError {
-    VolumeError::Settings(format!("pool {name}: not known; see `tenuto pool ls`"))
-}
-
-fn tell_switch(record: &Record) {
-    let (name, image) = (&record.name, record.image.path.display());
-    let generation = record.image.generation;
-    tracing::info!("pool {name}: members move to {image}, generation {generation}");
-}
-
-fn refused(name: &str, why: &str) -> VolumeError {
-    VolumeError::Settings(format!("pool {name}: {why}"))
-}
-
 impl Daemon {
     /// Goes on with the pools, until the daemon is dropped or stops.
     pub fn keep_refreshing(self: &Arc<Daemon>) -> std::io::Result<()> {
@@ -263,7 +264,7 @@ impl Daemon {
                 match event {
                     Ok(Event::Member(member, happened)) => daemon.hear_of_member(&member, happened),
                     Ok(Event::Answered { pool, of, ill }) => daemon.hear_of_health(&pool, of, ill),
-                    Ok(Event::ReadAhead(pool)) => daemon.turn_pool(&pool),
+                    Ok(Event::Turn(pool)) => daemon.turn_pool(&pool),
                     Err(RecvTimeoutError::Timeout) => daemon.turn_pools(),
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
@@ -345,7 +346,7 @@ impl Daemon {
     }
 
     /// Goes on with a pool as far as that is possible now.
-    fn turn_pool(&self, name: &str) {
+    pub(super) fn turn_pool(&self, name: &str) {
         let _turn = self.pools.turn();
         if let Err(error) = self.go_on_with_pool(name) {
             tracing::error!("{error}");
@@ -354,12 +355,16 @@ impl Daemon {
 
     fn go_on_with_pool(&self, name: &str) -> Result<(), VolumeError> {
         loop {
+            self.follow_cluster(name)?;
             let record = self.pools.record(name)?;
             let now = unix_ms_now();
             self.keep_ahead(name, &record);
             if let Some(staged) = &record.staged {
                 let due = record.rollout.asked.at_unix_ms.is_some_and(|at| at <= now);
                 match self.read_ahead(name, &record, staged)? {
+                    progress if self.clustered => {
+                        return self.report_pool(name, Some(progress), &Next::Wait);
+                    }
                     Progress::Over if due => self.switch_pool(name, staged)?,
                     Progress::Failed(why) => self.unstage(name, why)?,
                     _ => return Ok(()),
@@ -367,23 +372,19 @@ impl Daemon {
                 continue;
             }
             if record.phase != Phase::Rolling {
-                return Ok(());
+                return self.report_pool(name, None, &Next::Wait);
             }
-            let facts = self.facts(name, &record)?;
-            for fact in facts
-                .iter()
-                .filter(|it| !it.in_use && record.is_due(&it.name))
-            {
-                if !self.waits_to_retry(name, &fact.name, now) {
-                    self.move_member(name, &fact.name);
-                }
+            if self.move_due(name, &record, now)? {
+                continue;
             }
-            let record = self.pools.record(name)?;
             let facts = self.facts(name, &record)?;
             let next = record.next(&facts, unix_ms_now());
             let ends = matches!(next, Next::Step | Next::Stable);
             if ends && !self.was_asked(name, &record, &facts) {
-                return Ok(());
+                return self.report_pool(name, None, &Next::Wait);
+            }
+            if self.clustered {
+                return self.report_pool(name, None, &next);
             }
             match next {
                 Next::Wait => return Ok(()),
@@ -398,10 +399,66 @@ impl Daemon {
                 }
                 Next::Back(why) => {
                     tracing::error!("pool {name}: goes back: {why}");
-                    self.pool_back(name, Some(why))?;
+                    self.pool_back(name, why)?;
                 }
             }
         }
+    }
+
+    /// Moves members that are due. True if one has moved.
+    fn move_due(&self, name: &str, record: &Record, now: u64) -> Result<bool, VolumeError> {
+        let facts = self.facts(name, record)?;
+        let due = facts
+            .iter()
+            .filter(|it| !it.in_use && record.is_due(&it.name));
+        for fact in due {
+            if !self.waits_to_retry(name, &fact.name, now) {
+                self.move_member(name, &fact.name);
+            }
+        }
+        Ok(self.pools.record(name)?.moved != record.moved)
+    }
+
+    /// Tells the cluster how far this host is.
+    fn report_pool(
+        &self,
+        name: &str,
+        ahead: Option<Progress>,
+        next: &Next,
+    ) -> Result<(), VolumeError> {
+        let Some(cluster) = self.pool_cluster() else {
+            return Ok(());
+        };
+        let record = self.pools.record(name)?;
+        let facts = self.facts(name, &record)?;
+        let behind = cluster
+            .shared(name)
+            .filter(|it| record.is_ahead_of(&it.record));
+        cluster.report(name, |report| {
+            report.follows = record.followed;
+            report.generation = record.image.generation;
+            report.members = facts.len() as u64;
+            let moved = facts.iter().filter(|it| record.has_moved(&it.name));
+            report.moved = moved.count() as u64;
+            report.in_use = facts.iter().filter(|it| it.in_use).count() as u64;
+            report.ready = ahead == Some(Progress::Over);
+            if let Some(Progress::Failed(why)) = ahead {
+                report.failed = Some(why);
+            }
+            report.ends = matches!(next, Next::Step | Next::Stable);
+            let ill = facts
+                .into_iter()
+                .filter_map(|it| Some((it.name, it.unhealthy?)));
+            report.ill = ill.collect();
+            report.trouble = behind.map(|shared| {
+                format!(
+                    "the record in the vault is of generation {}, and this host has had \
+                     generation {}; order `tenuto pool refresh` once more",
+                    shared.record.image.generation, record.image.generation
+                )
+            });
+        });
+        Ok(())
     }
 
     /// How far the image that is staged is read ahead, which begins where it has not.
@@ -417,14 +474,11 @@ impl Daemon {
         let prefetch = record.rollout.asked.prefetch;
         let (sender, pool) = (self.pools.sender.clone(), name.to_owned());
         // Without the thread of the pools the daemon is ending.
-        let over = move || drop(sender.send(Event::ReadAhead(pool)));
-        let begun = match self.begin_ahead(name, staged, prefetch, over) {
+        let over = move || drop(sender.send(Event::Turn(pool)));
+        let ahead = match self.begin_ahead(name, staged, prefetch, over) {
             Ok(begun) => begun,
             Err(error @ VolumeError::Stopped(_)) => return Err(error),
-            Err(error) => return Ok(Progress::Failed(error.to_string())),
-        };
-        let Some(ahead) = begun else {
-            return Ok(Progress::Over);
+            Err(error) => Ahead::ended(staged, Progress::Failed(error.to_string())),
         };
         let progress = ahead.progress();
         match self.pools.known().get_mut(name) {
@@ -434,7 +488,7 @@ impl Daemon {
         Ok(progress)
     }
 
-    fn ahead_of(&self, name: &str) -> Option<Arc<Ahead>> {
+    pub(super) fn ahead_of(&self, name: &str) -> Option<Arc<Ahead>> {
         self.pools.known().get(name)?.ahead.clone()
     }
 
@@ -453,7 +507,7 @@ impl Daemon {
     }
 
     /// What was staged is not switched to.
-    fn unstage(&self, name: &str, why: String) -> Result<(), VolumeError> {
+    pub(super) fn unstage(&self, name: &str, why: String) -> Result<(), VolumeError> {
         tracing::error!("pool {name}: does not go to what was staged: {why}");
         self.pools.change(name, |it| it.unstage(Some(why)))?;
         Ok(())
@@ -595,7 +649,7 @@ impl Daemon {
     }
 
     /// Another step asks again.
-    fn forget_answers(&self, name: &str) {
+    pub(super) fn forget_answers(&self, name: &str) {
         if let Some(known) = self.pools.known().get_mut(name) {
             known.health = Health::Unasked;
         }
@@ -623,112 +677,22 @@ impl Daemon {
                 }
             });
             let members = members.collect();
+            let cluster = self.pool_cluster();
+            let shared = cluster.and_then(|it| it.shared(&pool.name));
             let shown = PoolShown {
                 clones: pool.clones,
                 named: pool.image,
-                record,
+                record: shared.map_or(record.clone(), |it| it.record),
                 members,
                 ahead: ahead(&pool.name),
+                hosts: cluster.map_or_else(Vec::new, |it| it.hosts(&pool.name)),
+                trouble: cluster.and_then(|it| it.trouble(&pool.name)),
             };
             (pool.name, shown)
         });
         shown.collect()
     }
-
-    /// Looks at another image for a pool, and lets its members move to it unless it is only to be
-    /// staged.
-    pub fn pool_refresh(
-        &self,
-        name: &str,
-        image: &Path,
-        asked: Asked,
-        stage_only: bool,
-        discard: bool,
-    ) -> Result<(), VolumeError> {
-        let record = self.pools.record(name)?;
-        if record.phase != Phase::Rolling {
-            wait_for_rest(name, image)?;
-        }
-        let turn = self.pools.turn();
-        let record = self.pools.record(name)?;
-        if record.phase == Phase::Rolling {
-            let image = record.image.path.display();
-            let why = format!(
-                "its members move to {image}; wait for the end, or run `tenuto pool rollback \
-                 {name}`"
-            );
-            return Err(refused(name, &why));
-        }
-        if record.image.path == image {
-            let why = format!("{} is its image already", image.display());
-            return Err(refused(name, &why));
-        }
-        let members = self.members(name)?;
-        if let Some(missing) = asked.canaries.iter().find(|it| !members.contains(it)) {
-            return Err(refused(name, &format!("it has no member {missing}")));
-        }
-        self.check_overlays(name, &record, &members, discard)?;
-        self.look_at_refresh(name, image, &members)?;
-        let mut asked = asked;
-        let waits = stage_only || asked.at_unix_ms.is_some_and(|at| at > unix_ms_now());
-        if !waits {
-            // As soon as it is read ahead, also by the daemon after this one.
-            asked.at_unix_ms = Some(unix_ms_now());
-        }
-        self.forget_trials(name);
-        marks::passed(marks::Phase::Exchange);
-        let before = self.pools.change(name, |it| {
-            if it.phase == Phase::Staged {
-                it.unstage(None);
-            }
-            if it.previous.is_some() {
-                it.finish();
-            }
-            it.stage(image, asked);
-        })?;
-        marks::passed(marks::Phase::Exchange);
-        drop(turn);
-        self.turn_pool(name);
-        match waits {
-            true => Ok(()),
-            false => self.wait_for_switch(name, &before),
-        }
-    }
-
-    /// Returns when members move to what was staged, or when that is not to be.
-    fn wait_for_switch(&self, name: &str, before: &Record) -> Result<(), VolumeError> {
-        if let Some(ahead) = self.ahead_of(name) {
-            ahead.wait();
-            self.turn_pool(name);
-        }
-        let record = self.pools.record(name)?;
-        if record.image.generation > before.image.generation {
-            return Ok(());
-        }
-        Err(match (record.phase, record.rollout.went_back) {
-            (Phase::Staged, _) => {
-                let why = "the daemon ends; it switches to the image when it runs again";
-                VolumeError::Origin(format!("pool {name}: {why}"))
-            }
-            (_, Some(why)) => VolumeError::Origin(format!("pool {name}: {why}")),
-            (_, None) => refused(name, "what was staged was given up by `pool rollback`"),
-        })
-    }
-
-    /// The time of what is staged has come.
-    fn switch_pool(&self, name: &str, staged: &Path) -> Result<(), VolumeError> {
-        let members = self.members(name)?;
-        if let Err(error) = self.look_at_refresh(name, staged, &members) {
-            // It is not what it was when it was staged.
-            return self.unstage(name, error.to_string());
-        }
-        self.forget_trials(name);
-        let record = self.pools.change(name, |it| it.switch(unix_ms_now()))?;
-        tell_switch(&record);
-        Ok(())
-    }
-
-    fn forget_trials(&self, name: &str) {
+    pub(super) fn forget_trials(&self, name: &str) {
         if let Some(known) = self.pools.known().get_mut(name) {
             known.health = Health::Unasked;
             for state in known.members.values_mut() {
@@ -740,71 +704,6 @@ impl Daemon {
         }
     }
 
-    /// Members go back to the image before; what is staged only is given up.
-    pub fn pool_rollback(&self, name: &str) -> Result<(), VolumeError> {
-        let turn = self.pools.turn();
-        let record = self.pools.record(name)?;
-        match (record.phase, &record.previous) {
-            (Phase::Staged, _) => {
-                let record = self.pools.change(name, |it| it.unstage(None))?;
-                self.keep_ahead(name, &record);
-                return Ok(());
-            }
-            _ if record.rollout.back => {
-                let image = record.image.path.display();
-                let why = format!(
-                    "it is going back to {image} already, or has; another image comes by `tenuto \
-                     pool refresh {name}`"
-                );
-                return Err(refused(name, &why));
-            }
-            (_, None) => {
-                let why = "there is no image before; it was let go of by `pool finish`, or the \
-                           pool was never refreshed";
-                return Err(refused(name, why));
-            }
-            (_, Some(_)) => self.pool_back(name, None)?,
-        }
-        drop(turn);
-        self.turn_pool(name);
-        Ok(())
-    }
-
-    fn pool_back(&self, name: &str, why: Option<String>) -> Result<(), VolumeError> {
-        let members = self.members(name)?;
-        self.forget_trials(name);
-        let now = unix_ms_now();
-        self.pools
-            .change(name, |it| it.go_back(&members, why, now))?;
-        Ok(())
-    }
-
-    /// Lets go of the image before.
-    pub fn pool_finish(&self, name: &str) -> Result<(), VolumeError> {
-        let _turn = self.pools.turn();
-        let record = self.pools.record(name)?;
-        if record.phase != Phase::Stable {
-            let left = self.members(name)?.into_iter();
-            let left: Vec<String> = left.filter(|it| !record.has_moved(it)).collect();
-            let why = match (record.phase, left.as_slice()) {
-                (Phase::Staged, _) => "an image is staged; switch to it by `tenuto pool refresh`, \
-                                       or give it up by `tenuto pool rollback`"
-                    .to_owned(),
-                (_, [one]) => format!("{one} has the image before still"),
-                (_, all) => format!("{} members have the image before still", all.len()),
-            };
-            return Err(refused(name, &why));
-        }
-        if record.previous.is_some() {
-            self.remove_former_overlays(name)?;
-        }
-        // What is told of a refresh that went wrong is over as well.
-        if record.previous.is_some() || record.rollout.went_back.is_some() {
-            self.pools.change(name, Record::finish)?;
-        }
-        Ok(())
-    }
-
     /// A member was reset by command: its guest is not waited for any more.
     pub fn member_was_reset(&self, member: &str) {
         if self.pools.of(member).is_some() {
@@ -812,77 +711,6 @@ impl Daemon {
             self.pools.nudge(member);
         }
     }
-
-    /// An image that members may move to is a disk, is not written by anything, and is as large
-    /// as theirs.
-    fn look_at_refresh(
-        &self,
-        name: &str,
-        image: &Path,
-        members: &[String],
-    ) -> Result<(), VolumeError> {
-        let entries: Vec<_> = members.iter().filter_map(|it| self.entry(it)).collect();
-        let clones = self.pools.clones(name);
-        let Some((first, clones)) = entries.first().zip(clones) else {
-            return Err(refused(name, "no member of it is served here"));
-        };
-        let settings = VolumeSettings {
-            name: first.settings.name.clone(),
-            origin: image.to_owned(),
-            policy: Policy::Ephemeral,
-            read_only: false,
-            journal_dir: None,
-            format: match clones {
-                CloneKind::Ephemeral => first.settings.format,
-                CloneKind::Qcow2 => Format::Auto,
-            },
-            ..first.settings.clone()
-        };
-        let of_pool = |error: VolumeError| {
-            let text = error.to_string();
-            let start = format!("volume {}: ", settings.name);
-            let text = text.strip_prefix(&start).unwrap_or(&text);
-            VolumeError::Image(format!("pool {name}: {text}"))
-        };
-        let opened = open_settled(&settings, &self.ledgers, Joining::default());
-        let (files, _) = opened.map_err(of_pool)?;
-        let size = files.size_bytes();
-        files.close();
-        let larger = entries.iter().find(|it| it.size_bytes > size);
-        match larger {
-            None => Ok(()),
-            Some(member) => {
-                let (image, other) = (image.display(), &member.settings.name);
-                let why = format!(
-                    "{image} is a disk of {size} bytes, and that of {other} has {}; give it one as \
-                     large",
-                    member.size_bytes
-                );
-                Err(refused(name, &why))
-            }
-        }
-    }
-}
-
-/// An image that was written a moment ago may be written on. Its times say nothing before.
-fn wait_for_rest(name: &str, image: &Path) -> Result<(), VolumeError> {
-    let polls = REST_WAIT.as_millis() / REST_POLL.as_millis();
-    for _ in 0..polls {
-        let meta = std::fs::metadata(image);
-        let meta = meta.map_err(|error| {
-            let (image, cause) = (image.display(), crate::error::cause(&error));
-            VolumeError::Image(format!("pool {name}: {image}: {cause}"))
-        })?;
-        if !meta.is_file() || crate::target::is_settled(&meta) {
-            return Ok(());
-        }
-        thread::sleep(REST_POLL);
-    }
-    let why = format!(
-        "{} is being written; refresh when that is over",
-        image.display()
-    );
-    Err(refused(name, &why))
 }
 
 /// What is wrong with a member.

@@ -12,11 +12,13 @@
 //! become another one; which members a step takes follows from their names and the generation
 //! alone. Deliberately absent: files, guests and clocks; [`crate::daemon`] has them.
 
+mod follow;
 pub mod members;
 pub mod note;
 pub mod order;
 pub mod record;
 pub mod rollout;
+pub mod shared;
 #[cfg(test)]
 mod tests;
 

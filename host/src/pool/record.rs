@@ -62,6 +62,13 @@ pub struct Record {
     pub rollout: Rollout,
     /// While it is rolling: members that have the image.
     pub moved: BTreeSet<String>,
+    /// In a cluster: number of the record that this one follows.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub followed: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Why a record is not to be had.
@@ -96,6 +103,16 @@ impl Record {
             staged: None,
             rollout: Rollout::default(),
             moved: BTreeSet::new(),
+            followed: 0,
+        }
+    }
+
+    /// The same without members, and at rest: what a cluster begins with.
+    pub fn alone(&self) -> Record {
+        let image = self.image.clone();
+        Record {
+            image,
+            ..Record::first(&self.name, &self.image.path)
         }
     }
 
@@ -114,17 +131,26 @@ impl Record {
     /// What a file says of the pool with this name, or why that cannot be.
     pub fn parse(text: &[u8], name: &str) -> Result<Record, String> {
         let record: Record = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-        let rolls = record.phase == Phase::Rolling;
+        record.check()?;
+        match record.name == name {
+            true => Ok(record),
+            false => Err(format!("it is of pool {}", record.name)),
+        }
+    }
+
+    /// Its fields fit together.
+    pub fn check(&self) -> Result<(), String> {
+        let rolls = self.phase == Phase::Rolling;
         match () {
-            () if record.version != VERSION => Err(format!("it has version {}", record.version)),
-            () if record.name != name => Err(format!("it is of pool {}", record.name)),
-            () if rolls && record.previous.is_none() => {
+            () if self.version != VERSION => Err(format!("it has version {}", self.version)),
+            () if rolls && self.previous.is_none() => {
                 Err("it has no image to come from".to_owned())
             }
-            () if record.rollout.steps_left().is_none() => {
-                Err("it has no step to be at".to_owned())
+            () if (self.phase == Phase::Staged) != self.staged.is_some() => {
+                Err("it has no image that is staged, or one that waits for nothing".to_owned())
             }
-            () => Ok(record),
+            () if self.rollout.steps_left().is_none() => Err("it has no step to be at".to_owned()),
+            () => Ok(()),
         }
     }
 }

@@ -106,6 +106,10 @@ impl<E: Decide> Shard<E> {
     /// Looks into the control channel.
     pub(super) fn take_requests(&mut self) {
         for _ in 0..REQUESTS_PER_ROUND {
+            // What the engine has let go of is let go of here before anything else is told.
+            if !self.replies.is_empty() {
+                break;
+            }
             match self.control.try_recv() {
                 Ok(request) => self.carry_out(request),
                 Err(_) => return,

@@ -40,12 +40,27 @@ pub fn get(key: &str) -> Value {
     json!({ "key": base64(key) })
 }
 
-/// The name of the last key that begins so.
-pub fn last(start: &str) -> Value {
+/// What comes behind all keys that begin so.
+fn end_of(start: &str) -> String {
     let mut end = start.as_bytes().to_vec();
     *end.last_mut().expect("all keys are below /tenuto/") += 1;
+    base64(end)
+}
+
+/// All keys that begin so, and their values.
+pub fn all(start: &str) -> Value {
+    json!({ "key": base64(start), "range_end": end_of(start) })
+}
+
+/// Makes a key, or gives it another value.
+pub fn replace(key: &str, value: &[u8]) -> Value {
+    json!({ "key": base64(key), "value": base64(value) })
+}
+
+/// The name of the last key that begins so.
+pub fn last(start: &str) -> Value {
     json!({
-        "key": base64(start), "range_end": base64(end), "limit": "1", "keys_only": true,
+        "key": base64(start), "range_end": end_of(start), "limit": "1", "keys_only": true,
         "sort_order": "DESCEND", "sort_target": "KEY",
     })
 }

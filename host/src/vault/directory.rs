@@ -4,10 +4,11 @@
 //! before it is linked, and the directory before a record counts; a name is opened anew for each
 //! read. Deliberately absent: what an answer means.
 
-use super::Store;
+use super::{OWN_BYTES_MAX, Own, Store};
 use crate::error::cause;
-use node::record::{RECORD_BYTES, Record};
-use node::vault::{Answer, Call};
+use engine::types::Uuid;
+use node::record::RECORD_BYTES;
+use node::vault::{Answer, Call, hex};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -38,7 +39,8 @@ impl Directory {
     fn read(&self, name: &str) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(RECORD_BYTES);
         let file = File::open(self.path.join(name))?;
-        file.take(RECORD_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+        file.take(OWN_BYTES_MAX as u64 + 1)
+            .read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
@@ -88,7 +90,7 @@ impl Store for Directory {
         }
     }
 
-    fn call(&self, call: &Call, _: Option<&Record>) -> Result<Answer, String> {
+    fn call(&self, call: &Call, _: Option<&Own>) -> Result<Answer, String> {
         let answered = match call {
             Call::Write { name, bytes } => self.write(name, bytes).map(|()| Answer::Done),
             Call::Link { from, to } => {
@@ -106,4 +108,27 @@ impl Store for Directory {
             answered => answered.map_err(|error| cause(&error)),
         }
     }
+    fn say(&self, host: Uuid, bytes: &[u8]) -> Result<(), String> {
+        let (said, fresh) = (said_name(host), format!("{}.new", said_name(host)));
+        let put = || {
+            self.write(&fresh, bytes)?;
+            fs::rename(self.path.join(&fresh), self.path.join(&said))
+        };
+        put().map_err(|error| format!("{}: {}", self.shown(), cause(&error)))
+    }
+
+    fn said(&self) -> Result<Vec<Vec<u8>>, String> {
+        let names = self.list().map_err(|error| cause(&error))?;
+        let names = names.iter().filter(|name| is_said(name));
+        // One that is being replaced is read the next time.
+        Ok(names.filter_map(|name| self.read(name).ok()).collect())
+    }
+}
+
+fn said_name(host: Uuid) -> String {
+    format!("h.{}", hex(host))
+}
+
+fn is_said(name: &str) -> bool {
+    name.strip_prefix("h.").is_some_and(|it| !it.contains('.'))
 }

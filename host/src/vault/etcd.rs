@@ -3,6 +3,7 @@
 //! ```text
 //! /tenuto/CLUSTER/unit/UNIT           made with the unit; without it nothing is made below
 //! /tenuto/CLUSTER/unit/UNIT/NUMBER    a record, without the zeroes at its end
+//! /tenuto/CLUSTER/said/UNIT/HOST      what a host says of itself, of a pool
 //! /tenuto/drill/NAME                  of `cluster check`
 //! ```
 //!
@@ -12,12 +13,12 @@
 //! or put back decides nothing; keys of records are never removed, so a transaction that arrives
 //! late meets its key. Deliberately absent: what an answer means.
 
-use super::Store;
 use super::answers::{self, Range};
-use super::gateway::{DELETE, Gateway, RANGE, TRANSACTION};
+use super::gateway::{DELETE, Gateway, PUT, RANGE, TRANSACTION};
 use super::place::Etcd;
+use super::{Own, Store};
 use engine::types::Uuid;
-use node::record::{RECORD_BYTES, Record};
+use node::record::RECORD_BYTES;
 use node::vault::{Answer, Call, hex};
 
 /// Value of the key of a unit.
@@ -31,6 +32,8 @@ pub struct Keys {
     unit: String,
     /// What names of records begin with.
     start: String,
+    /// What the keys begin with that hosts say of themselves.
+    said: String,
 }
 
 /// The value of a key, if there is one.
@@ -50,6 +53,7 @@ impl Keys {
             gateway: Gateway::new(etcd),
             start: format!("r.{unit}."),
             unit: format!("/tenuto/{cluster}/unit/{unit}"),
+            said: format!("/tenuto/{cluster}/said/{unit}/"),
         }
     }
 
@@ -59,7 +63,7 @@ impl Keys {
     }
 
     /// Keys that must be there for this record to be made.
-    fn needs(&self, own: &Record) -> Vec<String> {
+    fn needs(&self, own: &Own) -> Vec<String> {
         let mut needs = vec![self.unit.clone()];
         if own.number > 1 {
             needs.push(format!("{}/{:020}", self.unit, own.number - 1));
@@ -67,7 +71,7 @@ impl Keys {
         needs
     }
 
-    fn rehearse(&self, name: &str, own: &Record) -> Result<Answer, String> {
+    fn rehearse(&self, name: &str, own: &Own) -> Result<Answer, String> {
         let needs = self.needs(own);
         let request = answers::rehearse(&self.key(name), &trimmed(own), &needs);
         let answer = self
@@ -83,7 +87,7 @@ impl Keys {
         }
     }
 
-    fn link(&self, name: &str, own: &Record) -> Result<Answer, String> {
+    fn link(&self, name: &str, own: &Own) -> Result<Answer, String> {
         let request = answers::make(&self.key(name), &trimmed(own), &self.needs(own));
         self.gateway
             .ask(TRANSACTION, &request, answers::transaction)
@@ -119,8 +123,8 @@ impl Keys {
 }
 
 /// Zeroes are added again where a record is read, and it has a checksum.
-fn trimmed(record: &Record) -> Vec<u8> {
-    let mut bytes = record.encode();
+fn trimmed(own: &Own) -> Vec<u8> {
+    let mut bytes = own.bytes.clone();
     let end = bytes.iter().rposition(|byte| *byte != 0);
     bytes.truncate(end.map_or(0, |end| end + 1));
     bytes
@@ -155,7 +159,7 @@ impl Store for Keys {
         }
     }
 
-    fn call(&self, call: &Call, own: Option<&Record>) -> Result<Answer, String> {
+    fn call(&self, call: &Call, own: Option<&Own>) -> Result<Answer, String> {
         let owned = || own.ok_or("a look makes nothing".to_owned());
         match call {
             Call::Write { name, .. } => self.rehearse(name, owned()?),
@@ -165,6 +169,18 @@ impl Store for Keys {
             // An answer comes from what is on the disks of most members, and nothing is left over.
             Call::Sync | Call::Remove { .. } => Ok(Answer::Done),
         }
+    }
+
+    fn say(&self, host: Uuid, bytes: &[u8]) -> Result<(), String> {
+        let key = format!("{}{}", self.said, hex(host));
+        let request = answers::replace(&key, bytes);
+        self.gateway.ask(PUT, &request, answers::done)
+    }
+
+    fn said(&self) -> Result<Vec<Vec<u8>>, String> {
+        let request = answers::all(&self.said);
+        let found = self.gateway.ask(RANGE, &request, answers::range)?;
+        Ok(found.keys.into_iter().map(|(_, value)| value).collect())
     }
 }
 

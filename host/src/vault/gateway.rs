@@ -36,6 +36,7 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// What a request is for, as a path.
 pub const RANGE: &str = "/v3/kv/range";
 pub const TRANSACTION: &str = "/v3/kv/txn";
+pub const PUT: &str = "/v3/kv/put";
 pub const DELETE: &str = "/v3/kv/deleterange";
 const VERSION: &str = "/version";
 

@@ -19,8 +19,7 @@ pub use place::{Etcd, RIGHT, Tls, Unfit, Vault};
 
 use crate::error::cause;
 use engine::types::Uuid;
-use node::record::Record;
-use node::vault::{Answer, Call, Cas, Look, Outcome, Step, hex};
+use node::vault::{Answer, Call, Cas, Kept, Look, Outcome, Step, hex};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,7 +45,22 @@ trait Store: Send + Sync {
 
     /// Does one call; `own` is the record that is to be made. An error says nothing about whether
     /// it was done.
-    fn call(&self, call: &Call, own: Option<&Record>) -> Result<Answer, String>;
+    fn call(&self, call: &Call, own: Option<&Own>) -> Result<Answer, String>;
+
+    /// Puts what a host says of itself beside the records, in the place of what it said before.
+    fn say(&self, host: Uuid, bytes: &[u8]) -> Result<(), String>;
+
+    /// What all hosts say.
+    fn said(&self) -> Result<Vec<Vec<u8>>, String>;
+}
+
+/// Longest record.
+const OWN_BYTES_MAX: usize = 64 << 10;
+
+/// A record that is to be made.
+struct Own {
+    number: u64,
+    bytes: Vec<u8>,
 }
 
 #[derive(Clone)]
@@ -79,8 +93,18 @@ impl Records {
         self.0.find()
     }
 
+    /// Puts what a host says of itself beside the records.
+    pub fn say(&self, host: Uuid, bytes: &[u8]) -> Result<(), String> {
+        self.0.say(host, bytes)
+    }
+
+    /// What all hosts say, as far as it can be read.
+    pub fn said(&self) -> Result<Vec<Vec<u8>>, String> {
+        self.0.said()
+    }
+
     /// The answer to a call; why there is none is kept for who is told.
-    fn call(&self, call: &Call, own: Option<&Record>, why: &mut String) -> Answer {
+    fn call(&self, call: &Call, own: Option<&Own>, why: &mut String) -> Answer {
         self.0.call(call, own).unwrap_or_else(|error| {
             tracing::debug!("{}: {call:?}: {error}", self.show());
             *why = error;
@@ -89,7 +113,7 @@ impl Records {
     }
 
     /// The newest record that is seen.
-    pub fn look(&self, mut look: Look) -> Result<Option<Record>, String> {
+    pub fn look<R: Kept>(&self, mut look: Look<R>) -> Result<Option<R>, String> {
         let (mut call, mut tries, mut pause) = (look.begin(), 0, PAUSE_MIN);
         let mut trouble = "a record that was there is not".to_owned();
         let begun = Instant::now();
@@ -111,9 +135,10 @@ impl Records {
     }
 
     /// Makes a record, however long the vault takes to tell whether it did. `None`: `ends` said so.
-    pub fn decide(&self, mut cas: Cas, ends: &dyn Fn() -> bool) -> Option<Outcome> {
+    pub fn decide<R: Kept>(&self, mut cas: Cas<R>, ends: &dyn Fn() -> bool) -> Option<Outcome<R>> {
         let (mut call, mut pause) = (cas.begin(), PAUSE_MIN);
-        let (own, mut trouble) = (cas.record().clone(), String::new());
+        let (number, bytes) = (cas.record().number(), cas.record().encode());
+        let (own, mut trouble) = (Own { number, bytes }, String::new());
         loop {
             match cas.answer(self.call(&call, Some(&own), &mut trouble)) {
                 Step::Call(next) => call = next,

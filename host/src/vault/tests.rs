@@ -324,7 +324,7 @@ fn a_look_sees_what_is_there_or_says_why_not() {
     let fake = Fake::new();
     let records = fake.records();
     records.make().expect("made");
-    assert_eq!(records.look(Look::new(UNIT, None)), Ok(None));
+    assert_eq!(records.look(Look::<Record>::new(UNIT, None)), Ok(None));
     assert!(matches!(decide(&records, record(1, 1)), Outcome::Won(_)));
     for lie in LIES {
         for lies in [1, 50] {
@@ -339,10 +339,12 @@ fn a_look_sees_what_is_there_or_says_why_not() {
         }
     }
     fake.lie(&[Lie::Old; 50]);
-    let why = records.look(Look::new(UNIT, None)).expect_err("it is old");
+    let why = records
+        .look(Look::<Record>::new(UNIT, None))
+        .expect_err("it is old");
     assert!(why.contains("revision"), "{why}");
     fake.lie(&[]);
-    let seen = records.look(Look::new(UNIT, None));
+    let seen = records.look(Look::<Record>::new(UNIT, None));
     assert_eq!(seen, Ok(Some(record(1, 1))));
 }
 
@@ -362,7 +364,7 @@ fn an_etcd_that_is_not_the_one_of_before_makes_nothing() {
     assert!(matches!(decide(&records, record(2, 1)), Outcome::Won(_)));
     assert!(matches!(decide(&records, record(2, 2)), Outcome::Lost(_)));
     // Keys of another unit are not of this one.
-    let seen = records.look(Look::new(Uuid([9; 16]), None));
+    let seen = records.look(Look::<Record>::new(Uuid([9; 16]), None));
     assert_eq!(seen, Ok(None));
     // An earlier run may have made it.
     let again = records.decide(Cas::again(record(2, 1)), &|| false);

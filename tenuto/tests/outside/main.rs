@@ -20,6 +20,7 @@ mod cluster_give;
 mod cluster_links;
 mod cluster_moves;
 mod cluster_partitions;
+mod cluster_pools;
 mod cluster_proof;
 mod cluster_reads;
 mod cluster_room;

@@ -642,6 +642,11 @@ fn what_members_have_read_is_read_of_the_next_image_before_they_move() {
     wait_until("it is read", PATIENCE, || ahead("over") == true);
     rig.done(&["pool", "rollback", "office"]);
     assert_eq!(shown(&rig)["read_ahead"], Value::Null);
+    // What is given up may go while the next one comes.
+    for turn in 0..10 {
+        refresh(&rig, &images[turn % 2 * 2], &["--stage-only"]);
+        rig.done(&["pool", "rollback", "office"]);
+    }
     let before = origin_reads(&rig);
     refresh(&rig, &images[2], &["--prefetch", "all", "--wait"]);
     started(3, "desk-3");
@@ -709,5 +714,41 @@ fn an_image_that_cannot_be_read_ahead_is_not_switched_to() {
         done.status.success()
     });
     assert_eq!(found(&rig, "desk-1", 1_024), block(2, 1_024));
+    daemon.stop();
+}
+
+/// Fails when: a volume that comes while another one goes, which waits for the cache device, gets
+/// the number of that one: the host has its files under it, and ends.
+#[test]
+fn a_volume_that_comes_does_not_take_the_number_of_one_that_goes() {
+    let test = "a_volume_that_comes_does_not_take_the_number_of_one_that_goes";
+    if !may_mount(test) {
+        return;
+    }
+    let (mut rig, images) = pool(1, 3, "");
+    let disk = Disk::new(160 << 20);
+    let device = Device::new(&disk, &rig.dir.join("device"));
+    let sizes = "ram = \"8MiB\"\nstage = \"8MiB\"\noverlay-ram = \"8MiB\"";
+    rig.cache(device.path(), "160MiB", sizes);
+    rig.write_config();
+    rig.done(&["cache", "create", &device.path().to_string_lossy()]);
+    let daemon = rig.serve();
+    found(&rig, "desk-1", 3);
+    refresh(&rig, &images[1], &["--stage-only"]);
+    let is_read = || shown(&rig)["read_ahead"]["over"] == true;
+    wait_until("it is read", PATIENCE, is_read);
+    disk.hold_writes(0, u64::MAX);
+    rig.done(&["pool", "rollback", "office"]);
+    assert!(disk.wait_parked(1, PATIENCE), "its volume goes");
+    std::thread::scope(|scope| {
+        let order = scope.spawn(|| refresh(&rig, &images[2], &["--stage-only"]));
+        // By then the next ones have come.
+        std::thread::sleep(Duration::from_secs(1));
+        disk.let_go();
+        order.join().expect("it is done");
+    });
+    wait_until("it is read", PATIENCE, is_read);
+    refresh(&rig, &images[2], &["--wait"]);
+    assert_eq!(found(&rig, "desk-1", 3), block(3, 3));
     daemon.stop();
 }
