@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The record is the switch of all hosts: who starts a member after it was made finds its image, on
-//! any host that has read it. Always true: a record is made under the number after the newest, so of
-//! two orders at once one is refused; a step ends when each host that counts says so of the same
+//! any host that has read it. Always true: a record is made under the number after the newest, so
+//! of two orders at once one is refused; a step ends when each host that counts says so of the same
 //! record. A host counts that has said something of the pool and that there is a link to; one that
 //! has not followed for a while is not waited for. Deliberately absent: the vault itself
 //! ([`crate::vault`]), and clocks.
