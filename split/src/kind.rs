@@ -76,6 +76,16 @@ pub struct Volume {
     pub swap: Option<Swap>,
 }
 
+/// The file of the system disk.
+pub const SYSTEM_FILE: &str = "system.qcow2";
+
+impl Volume {
+    /// The file of its disk.
+    pub fn file(&self) -> String {
+        format!("{}.raw", self.class.name())
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Swap {
     pub partition_uuid: String,

@@ -10,6 +10,7 @@ mod class;
 mod disk;
 pub mod error;
 pub mod kind;
+mod lines;
 pub mod linux;
 pub mod ntfs;
 mod plan;

@@ -6,11 +6,11 @@
 
 use crate::disk::{self, Disk, Image, Part};
 use crate::error::{Error, Kind, Result};
-use crate::kind::{FileSystem, Layout, Partitions, SwapPartition};
+use crate::kind::{FileSystem, Layout, Partitions, SYSTEM_FILE, SwapPartition, Volume};
 use crate::linux::{KINDS, Linux};
 use crate::plan::layout;
 use crate::programs::run;
-use crate::report::{Report, SYSTEM_FILE, volume_file};
+use crate::report::Report;
 use crate::rules::{Family, Rules};
 use crate::state::{FILE, Progress, State, sync, write_durably};
 use crate::sys::{sharing, with_own_mounts};
@@ -281,7 +281,7 @@ impl Split {
     fn volumes(&self, scratch: &Path, writable: bool) -> Result<(Vec<Disk>, Vec<PathBuf>)> {
         let (mut disks, mut paths) = (Vec::new(), Vec::new());
         for volume in &self.layout().volumes {
-            let image = Image::look_at(&self.output.join(volume_file(volume)))?;
+            let image = Image::look_at(&self.output.join(volume.file()))?;
             let mut disk = Disk::open(&image, scratch, volume.class.name(), writable)?;
             paths.push(disk.part(1, volume.start_bytes, volume.bytes)?);
             disks.push(disk);
@@ -293,7 +293,7 @@ impl Split {
         let kind = self.file_system(scratch)?;
         let (input, from) = self.input(scratch)?;
         for volume in &self.layout().volumes {
-            let path = self.output.join(volume_file(volume));
+            let path = self.output.join(volume.file());
             let has_swap = kind.swaps_to_partition();
             disk::make(&path, volume, has_swap, kind.name() == "ntfs")?;
             let image = Image::look_at(&path)?;
@@ -348,7 +348,7 @@ impl Split {
         self.with_all(scratch, true, |kind, partitions| {
             kind.link(partitions, self.layout())
         })?;
-        let volumes = self.layout().volumes.iter().map(volume_file);
+        let volumes = self.layout().volumes.iter().map(Volume::file);
         for name in volumes.chain([SYSTEM_FILE.to_owned()]) {
             sync(&self.output.join(name))?;
         }
