@@ -33,8 +33,12 @@ impl Report<'_> {
             "DISK".to_owned(),
             "PATH".to_owned(),
         ]];
+        let policy = match self.rules.pool {
+            Some(_) => "ephemeral",
+            None => self.rules.system.name(),
+        };
         rows.push([
-            format!("system, {}", self.rules.system.name()),
+            format!("system, {policy}"),
             listing.system_files.to_string(),
             human(listing.system_bytes),
             SYSTEM_FILE.to_owned(),
@@ -44,7 +48,7 @@ impl Report<'_> {
             let class = volume.class;
             for moved in self.layout.moved_to(class) {
                 rows.push([
-                    class.name().to_owned(),
+                    self.shown_class(class),
                     moved.files.to_string(),
                     human(moved.bytes),
                     volume.file(),
@@ -53,7 +57,7 @@ impl Report<'_> {
             }
             if let Some(swap) = &volume.swap {
                 let size = human(swap.bytes);
-                let name = class.name().to_owned();
+                let name = self.shown_class(class);
                 rows.push([name, "-".to_owned(), size, volume.file(), "swap".to_owned()]);
             }
         }
@@ -67,40 +71,75 @@ impl Report<'_> {
         text
     }
 
-    /// What a crash takes, in words of the operator.
+    /// The name of a class, with what becomes of it in a pool.
+    fn shown_class(&self, class: Class) -> String {
+        match self.rules.pool.is_some() && class.is_relaxed() {
+            true => format!("{}, ephemeral", class.name()),
+            false => class.name().to_owned(),
+        }
+    }
+
+    /// What a crash takes, and a reset, in words of the operator.
     pub fn loss_text(&self) -> String {
+        let mut text = match self.rules.pool {
+            Some(_) => self.reset_text(),
+            None => self.crash_text(),
+        };
+        let end = match self.rules.pool {
+            Some(_) => "The keep of [pool] lets a path outlive a reset.\n",
+            None => "A [[keep]] in a file of rules leaves a path on the system disk.\n",
+        };
+        text += &risk_text(&self.layout.listing.at_risk, end);
+        if self.rules.moves.iter().any(|it| it.path.has_wildcard()) {
+            text += "Directories that a * stands for and that are made later stay on the system \
+                     disk.\n";
+        }
+        text
+    }
+
+    fn crash_text(&self) -> String {
         let mut text = String::from("What is lost if this host and its SSD are lost:\n");
         if self.rules.system == Class::WriteBack {
             let age = &self.rules.system_destage_after;
             text += &format!("  system disk: {}\n", up_to(age));
         }
-        for class in [Class::WriteBack, Class::Never] {
+        for class in Class::ALL.into_iter().filter(|it| it.is_relaxed()) {
             let disk = self.rules.disk(class);
             let what = match class {
                 Class::Never if disk.ephemeral => {
                     "all that was written since the last reset; a reset loses it too".to_owned()
                 }
                 Class::Never => "all that was written since the split".to_owned(),
-                Class::WriteBack | Class::WriteThrough => up_to(&disk.destage_after),
+                _ => up_to(&disk.destage_after),
             };
-            let paths: Vec<String> = self
-                .layout
-                .moved_to(class)
-                .map(|it| in_line(&it.path))
-                .collect();
-            if !paths.is_empty() {
-                text += &format!("  {}: {what}\n", class.name());
-                text += &format!("    in {}\n", shortened(&paths));
-            }
+            text += &self.class_text(class, &what);
         }
-        text += "Each disk is then a state of its own past; what one disk has may name what \
-                 another one lost.\n";
-        text += &risk_text(&self.layout.listing.at_risk);
-        if self.rules.moves.iter().any(|it| it.path.has_wildcard()) {
-            text += "Directories that a * stands for and that are made later stay on the system \
-                     disk.\n";
+        text + "Each disk is then a state of its own past; what one disk has may name what \
+                another one lost.\n"
+    }
+
+    fn reset_text(&self) -> String {
+        let mut text = String::from("What a clone loses at its reset:\n");
+        text += "  system disk: all that it wrote\n";
+        for class in Class::ALL.into_iter().filter(|it| it.is_relaxed()) {
+            text += &self.class_text(class, "all that it wrote");
         }
-        text
+        for class in Class::ALL.into_iter().filter(|it| !it.is_relaxed()) {
+            text += &self.class_text(class, "nothing");
+        }
+        text + "The disks of which all is lost are ephemeral clones of one image each; each clone \
+                has the others for\nitself. The loss of a host with its SSD is a reset of its \
+                clones, and takes nothing else that was flushed.\n"
+    }
+
+    /// What is lost of a class, and in which paths; nothing where it has none.
+    fn class_text(&self, class: Class, what: &str) -> String {
+        let moved = self.layout.moved_to(class);
+        let paths: Vec<String> = moved.map(|it| in_line(&it.path)).collect();
+        match paths.is_empty() {
+            true => String::new(),
+            false => format!("  {}: {what}\n    in {}\n", class.name(), shortened(&paths)),
+        }
     }
 
     pub fn json(&self, state: &str) -> Value {
@@ -124,6 +163,15 @@ impl Report<'_> {
                 "disk": self.output.join(volume.file()).display().to_string(),
                 "file_system_bytes": volume.bytes,
                 "swap_bytes": volume.swap.as_ref().map(|it| it.bytes),
+                "outlives_reset": self.rules.pool.as_ref().map(|_| !volume.class.is_relaxed()),
+            })
+        });
+        let pools = self.pools().into_iter().map(|it| {
+            json!({
+                "name": it.name,
+                "image": it.image.display().to_string(),
+                "clone": "ephemeral",
+                "members": it.members,
             })
         });
         json!({
@@ -139,6 +187,8 @@ impl Report<'_> {
             "at_risk": listing.at_risk,
             "warnings": listing.warnings,
             "refusals": listing.refusals,
+            "forgotten": listing.forgotten,
+            "pools": pools.collect::<Vec<Value>>(),
             "volumes": volumes.collect::<Vec<Value>>(),
         })
     }
@@ -151,7 +201,8 @@ fn up_to(age: &str) -> String {
     }
 }
 
-fn risk_text(at_risk: &[AtRisk]) -> String {
+/// Data that users would miss, with a last line of what helps.
+fn risk_text(at_risk: &[AtRisk], end: &str) -> String {
     if at_risk.is_empty() {
         return String::new();
     }
@@ -163,7 +214,7 @@ fn risk_text(at_risk: &[AtRisk]) -> String {
     if at_risk.len() > TOLD_MAX {
         text += &format!("  … {} more; --json has all\n", at_risk.len() - TOLD_MAX);
     }
-    text + "A [[keep]] in a file of rules leaves a path on the system disk.\n"
+    text + end
 }
 
 fn listed(name: &str, lines: &[String]) -> String {
@@ -237,61 +288,8 @@ fn table(rows: &[[String; 5]]) -> String {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use crate::kind::{Listing, Moved, Volume};
-
-    fn layout() -> Layout {
-        let moved = |path: &str, class| Moved {
-            path: path.to_owned(),
-            class,
-            kept: Vec::new(),
-            nested: Vec::new(),
-            files: 3,
-            bytes: 5 << 20,
-            symlink: false,
-        };
-        let volume = |class| Volume {
-            class,
-            partition_uuid: String::new(),
-            file_system_uuid: String::new(),
-            start_bytes: 1 << 20,
-            bytes: 1 << 30,
-            swap: None,
-        };
-        Layout {
-            listing: Listing {
-                moved: vec![
-                    moved("/opt\x1b[31m", Class::WriteBack),
-                    moved("/tmp", Class::Never),
-                ],
-                system_files: 7,
-                system_bytes: 1536,
-                at_risk: vec![AtRisk {
-                    path: "/home/a/.config".to_owned(),
-                    class: Class::WriteBack,
-                    bytes: 12,
-                }],
-                warnings: vec!["be careful".to_owned()],
-                ..Listing::default()
-            },
-            volumes: vec![volume(Class::WriteBack), volume(Class::Never)],
-            letter: None,
-        }
-    }
-
-    pub(crate) fn with<T>(rules: &str, image: &str, work: impl FnOnce(&Report) -> T) -> T {
-        let (layout, rules) = (layout(), Rules::parse(rules, "r").unwrap());
-        work(&Report {
-            image: Path::new(image),
-            output: Path::new("/out"),
-            partition: 1,
-            file_system: "ext4",
-            layout: &layout,
-            rules: &rules,
-            copy: false,
-        })
-    }
+mod tests {
+    use crate::fixture::with;
 
     #[test]
     fn a_plan_shows_files_and_bytes_by_class_and_what_a_crash_takes() {
@@ -320,5 +318,51 @@ pub(crate) mod tests {
              A [[keep]] in a file of rules leaves a path on the system disk.\n\
              Directories that a * stands for and that are made later stay on the system disk.\n"
         );
+    }
+
+    /// Fails when: a path that a reset takes is told as one that outlives it, or the other way
+    /// round.
+    #[test]
+    fn a_plan_of_a_pool_shows_what_a_reset_takes() {
+        let rules = "base = \"linux\"\n[pool]\nkeep = [\"/srv\"]\n";
+        let (plan, loss, json) = with(rules, "/srv/a", |it| {
+            (it.plan_text(), it.loss_text(), it.json("none"))
+        });
+        assert_eq!(
+            plan,
+            "CLASS                  FILES     DATA  DISK            PATH\n\
+             system, ephemeral          7  1.5 KiB  system.qcow2    all else\n\
+             write-back, ephemeral      3  5.0 MiB  write-back.raw  /opt?[31m\n\
+             never, ephemeral           3  5.0 MiB  never.raw       /tmp\n\
+             keep                       3  5.0 MiB  keep.raw        /srv\n\
+             note: be careful\n"
+        );
+        assert_eq!(
+            loss,
+            "What a clone loses at its reset:\n\
+             \x20 system disk: all that it wrote\n\
+             \x20 write-back: all that it wrote\n\
+             \x20   in /opt?[31m\n\
+             \x20 never: all that it wrote\n\
+             \x20   in /tmp\n\
+             \x20 keep: nothing\n\
+             \x20   in /srv\n\
+             The disks of which all is lost are ephemeral clones of one image each; each clone has \
+             the others for\nitself. The loss of a host with its SSD is a reset of its clones, and \
+             takes nothing else that was flushed.\n\
+             Among it is what users would miss:\n\
+             \x20 write-back  12 B  /home/a/.config\n\
+             The keep of [pool] lets a path outlive a reset.\n\
+             Directories that a * stands for and that are made later stay on the system disk.\n"
+        );
+        let outlives: Vec<Option<bool>> = json["classes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|it| it["outlives_reset"].as_bool())
+            .collect();
+        assert_eq!(outlives, [Some(false), Some(false), Some(true)]);
+        assert_eq!(json["pools"][1]["name"], "a-write-back");
+        assert_eq!(json["volumes"][0]["name"], "a-001-keep");
     }
 }

@@ -116,7 +116,8 @@ impl Split {
     }
 
     pub fn moves_nothing(&self) -> bool {
-        self.progress.layout.volumes.is_empty()
+        let layout = self.layout();
+        layout.volumes.is_empty() && layout.listing.forgotten.is_empty()
     }
 
     pub fn report(&self) -> Report<'_> {
@@ -223,7 +224,9 @@ impl Split {
             State::Emptied => self.empty(scratch),
             State::Linked => self.link(scratch),
             State::Checked => self.check(scratch),
-            State::Done => self.write_volumes(),
+            State::Done => self
+                .copy_own_disks(scratch)
+                .and_then(|()| self.write_volumes()),
         };
         done.map_err(|error| {
             let shown = self.output.display();
@@ -383,6 +386,23 @@ impl Split {
         input.disk.close()
     }
 
+    /// Gives the first member of a pool its disks. A copy that is there is whole, and its guest may
+    /// have begun to write it.
+    fn copy_own_disks(&self, scratch: &Path) -> Result<()> {
+        for disk in self.report().own_disks() {
+            if disk.copy.exists() {
+                continue;
+            }
+            let new = scratch.join("copy");
+            let mut command = Command::new("cp");
+            command.args(["--sparse=always", "--"]).arg(&disk.template);
+            run("coreutils", command.arg(&new))?;
+            sync(&new)?;
+            std::fs::rename(&new, &disk.copy).map_err(|error| Error::io(&disk.copy, &error))?;
+        }
+        sync(&self.output)
+    }
+
     fn write_volumes(&self) -> Result<()> {
         let text = self.report().volumes_toml();
         write_durably(&self.volumes_file(), text.as_bytes())?;
@@ -485,7 +505,7 @@ fn plan(image: &Image, request: &Request) -> Result<Progress> {
     let listing = kind
         .list(&path, &request.rules, &swaps)
         .map_err(|error| of_part(image, &part, &error))?;
-    let layout = layout(listing, &request.rules)?;
+    let layout = layout(listing, &request.rules, kind.smallest_bytes())?;
     input.disk.close()?;
     let found = (part.number, kind.name());
     Ok(Progress::new(
