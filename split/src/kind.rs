@@ -73,6 +73,11 @@ pub fn not_there(path: &str) -> String {
     )
 }
 
+/// The note about a pattern of a pool by which nothing is kept.
+pub fn means_nothing(pattern: &str) -> String {
+    format!("{pattern}: [pool] keeps nothing by it: the image has no such path")
+}
+
 /// One new disk, with one partition for its file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {

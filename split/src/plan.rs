@@ -44,11 +44,11 @@ pub fn layout(mut listing: Listing, rules: &Rules, smallest: u64) -> Result<Layo
         });
         let bytes = size(class, used, rules, smallest)?;
         let pool = rules.pool.as_ref().and_then(|it| it.name.as_deref());
-        let name = pool.filter(|_| class == Class::Keep);
+        let identity = |of| identity(pool, class, of).to_string();
         volumes.push(Volume {
             class,
-            partition_uuid: identity(name, "partition").to_string(),
-            file_system_uuid: identity(name, "file system").to_string(),
+            partition_uuid: identity("partition"),
+            file_system_uuid: identity("file system"),
             start_bytes: START_BYTES,
             bytes,
             swap: swap_bytes.map(|swap_bytes| Swap {
@@ -67,16 +67,16 @@ pub fn layout(mut listing: Listing, rules: &Rules, smallest: u64) -> Result<Layo
     })
 }
 
-/// A new identity. What the clones of a pool keep has the same one in each split for a pool of that
-/// name, so that the disks that they have fit the next image as well: Windows finds them by it.
-fn identity(pool: Option<&str>, of: &str) -> Uuid {
+/// A new identity. In a pool it is the same in each split for a pool of that name, so that the
+/// disks that its clones have fit the next image as well: Windows finds them by it.
+fn identity(pool: Option<&str>, class: Class, of: &str) -> Uuid {
     let Some(pool) = pool else {
         return Uuid::new_v4();
     };
     // FNV-1a of 128 bits: nothing is secret here, and it stays the same for ever.
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let text = format!("tenuto keep/{of}/{pool}");
+    let text = format!("tenuto {}/{of}/{pool}", class.name());
     let hash = text.bytes().fold(OFFSET, |hash, byte| {
         (hash ^ u128::from(byte)).wrapping_mul(PRIME)
     });
@@ -251,6 +251,10 @@ mod tests {
             let volume = layout.volume(Class::Keep).unwrap().clone();
             (volume.partition_uuid, volume.file_system_uuid)
         };
+        let rules = Rules::parse("[pool]\nkeep = [\"/home\"]\nname = \"a\"\n", "r").unwrap();
+        let all = || layout(listing.clone(), &rules, 0).unwrap().volumes;
+        assert_eq!(all(), all());
+        assert_ne!(all()[0].partition_uuid, all()[1].partition_uuid);
         // Once chosen it must stay: the disks that clones have are found by it.
         let [partition, file_system] = [
             "f541fd75-2984-8e9a-bbde-b6a359001f0e",

@@ -357,13 +357,14 @@ fn not_keep(key: &str, class: Class) -> std::result::Result<(), String> {
 fn join(base: Text, own: Text) -> std::result::Result<Rules, String> {
     let (family, moves, keeps) = paths(&base, &own)?;
     let pool = own.pool.as_ref().map(|it| it.pool()).transpose()?;
+    let given = own.class.keys().chain(base.class.keys());
+    given.copied().try_for_each(|it| not_keep("class", it))?;
     let mut disks = BTreeMap::new();
     let mut letter = None;
-    for class in Class::ALL {
+    // A state that was written before there were pools has no disk of that class.
+    let classes = Class::ALL.into_iter();
+    for class in classes.filter(|it| *it != Class::Keep || own.pool.is_some()) {
         let [base, own] = [&base, &own].map(|it| it.class.get(&class));
-        if own.is_some() {
-            not_keep("class", class)?;
-        }
         disks.insert(class, disk(class, base, own)?);
         let given = [own, base].into_iter().flatten().find_map(|it| it.letter);
         letter = letter.or(given);
@@ -499,6 +500,8 @@ mod tests {
             assert!(rules.moves.len() > 5, "{name}");
             assert_eq!(rules.family == Family::Linux, name == "linux");
             assert_eq!(rules.disk(Class::Never).destage_after, "never");
+            // A split that was begun before there were pools goes on.
+            assert!(!rules.disks.contains_key(&Class::Keep), "{name}");
         }
     }
 

@@ -6,7 +6,7 @@
 
 use crate::disk::{self, Disk, Image, Part};
 use crate::error::{Error, Kind, Result};
-use crate::kind::{FileSystem, Layout, Partitions, SYSTEM_FILE, SwapPartition, Volume};
+use crate::kind::{Class, FileSystem, Layout, Partitions, SYSTEM_FILE, SwapPartition, Volume};
 use crate::linux::{KINDS, Linux};
 use crate::plan::layout;
 use crate::programs::run;
@@ -177,7 +177,14 @@ impl Split {
         } else {
             0
         };
-        let moved = listing.moved.iter().map(|it| it.bytes);
+        // The first member of a pool gets copies of what it keeps.
+        let copies = |class: Class| match self.progress.rules.pool.is_some() && !class.is_relaxed()
+        {
+            true => 2,
+            false => 1,
+        };
+        let moved = listing.moved.iter();
+        let moved = moved.map(|it| it.bytes.saturating_mul(copies(it.class)));
         let needs = moved
             .fold(stays, u64::saturating_add)
             .saturating_add(OWN_BYTES);

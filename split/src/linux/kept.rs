@@ -13,7 +13,7 @@
 use super::fstab::{Entry, MOUNTS};
 use super::paths::{expand, inside, is_at_or_below};
 use crate::error::{Error, Result};
-use crate::kind::not_there;
+use crate::kind::{means_nothing, not_there};
 use crate::rules::Pattern;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -97,6 +97,7 @@ pub fn find(root: &Path, keep: &[&Pattern], table: &[Entry], mounts_max: usize) 
         let mut warnings = Vec::new();
         let found = expand(root, pattern, &mut warnings)?;
         match pattern.has_wildcard() {
+            true if found.is_empty() => kept.warnings.push(means_nothing(&pattern.text)),
             true => kept.warnings.append(&mut warnings),
             false if found.is_empty() => kept.refusals.push(missing(root, &pattern.text)),
             false => {}
@@ -276,6 +277,8 @@ mod tests {
         std::fs::create_dir(root.path().join("var/lib/app/data")).unwrap();
         let kept = found(root.path(), &keep, table).unwrap();
         assert_eq!(kept.paths, []);
+        let nothing = "/gone/*: [pool] keeps nothing by it: the image has no such path";
+        assert_eq!(kept.warnings, [nothing]);
         let mounted = "cannot be kept over a reset: /var/lib/app is a file system of its own \
                        (tmpfs), which stays as it is; take it out of keep";
         assert_eq!(

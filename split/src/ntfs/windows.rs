@@ -17,9 +17,9 @@ use super::{Changed, NewVolume, PageFile};
 use crate::error::{Error, Result};
 use crate::kind::{
     AtRisk, Class, FileSystem, Layout, Listing, Moved, PageFile as OldPageFile, Partitions, Swap,
-    SwapPartition, Volume, not_there,
+    SwapPartition, Volume, means_nothing, not_there,
 };
-use crate::rules::{Move, Rules};
+use crate::rules::{Move, Pattern as RulePattern, Rules};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -170,7 +170,7 @@ fn to_rules(rules: &Rules) -> Result<Vec<Rule>> {
     let of_pool = |it: &&Move| it.class == Class::Keep;
     let moves = rules.moves.iter().filter(|it| !of_pool(it));
     let pool = rules.moves.iter().filter(of_pool);
-    fn moved(it: &Move) -> (&crate::rules::Pattern, Option<VolumeIndex>) {
+    fn moved(it: &Move) -> (&RulePattern, Option<VolumeIndex>) {
         (&it.path, Some(index(it.class)))
     }
     let keeps = rules.keeps.iter().map(|it| (it, None));
@@ -217,24 +217,28 @@ fn listing(found: &Found, rules: &Rules) -> Listing {
         system_files: found.system_files,
         system_bytes: found.system_bytes,
         at_risk: at_risk.filter(|it| it.class.is_relaxed()).collect(),
-        refusals: missing(found, rules),
-        warnings: warnings(found),
+        // Each reset would take what is not there.
+        refusals: unmatched(found, rules)
+            .filter(|it| !it.has_wildcard())
+            .map(|it| not_there(&it.text))
+            .collect(),
+        warnings: warnings(found, rules),
         forgotten: Vec::new(),
     }
 }
 
-/// What a pool is to keep and is not there, so that each reset would take it.
-fn missing(found: &Found, rules: &Rules) -> Vec<String> {
+/// Patterns of a pool that mean nothing.
+fn unmatched<'a>(found: &'a Found, rules: &'a Rules) -> impl Iterator<Item = &'a RulePattern> {
     let kept = rules.moves.iter().filter(|it| it.class == Class::Keep);
     let first = rules.moves.len() + rules.keeps.len() - kept.clone().count();
-    let kept = kept
-        .enumerate()
-        .filter(|(at, it)| found.unmatched.contains(&(first + at)) && !it.path.has_wildcard());
-    kept.map(|(_, it)| not_there(&it.path.text)).collect()
+    let kept = kept.enumerate();
+    let kept = kept.filter(move |(at, _)| found.unmatched.contains(&(first + at)));
+    kept.map(|(_, it)| &it.path)
 }
 
-fn warnings(found: &Found) -> Vec<String> {
-    let mut warnings = Vec::new();
+fn warnings(found: &Found, rules: &Rules) -> Vec<String> {
+    let many = unmatched(found, rules).filter(|it| it.has_wildcard());
+    let mut warnings: Vec<String> = many.map(|it| means_nothing(&it.text)).collect();
     if found.extended_attributes > 0 {
         let count = found.extended_attributes;
         warnings.push(format!(

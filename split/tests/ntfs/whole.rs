@@ -175,6 +175,9 @@ fn what_clones_of_a_windows_keep_is_on_a_disk_of_its_own() {
         assert_eq!((error.kind, &*message), (kind, says));
         assert!(!output.exists(), "nothing is made");
     }
+    let looked = Split::look(&request(&image, &pool("\\Gone\\*"))).expect("it may be split");
+    let nothing = "\\Gone\\*: [pool] keeps nothing by it: the image has no such path";
+    assert_eq!(looked.report().json("none")["warnings"][0], nothing);
     let after = fs::read(&image).expect("read");
     assert!(before == after, "the image is not written");
 }
