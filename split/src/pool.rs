@@ -26,23 +26,28 @@ pub struct Pool {
 pub struct PoolText {
     name: Option<String>,
     members: Option<toml::Value>,
-    pub keep: Vec<String>,
+    keep: Option<toml::Value>,
     pub size: Option<String>,
 }
 
 impl PoolText {
+    /// The paths that outlive a reset, as they were written.
+    pub fn keep(&self) -> Result<Vec<String>, String> {
+        let right = "keep: is no list of paths; write it as [\"/etc/ssh\"], or leave [pool] out";
+        let paths = self.keep.as_ref().and_then(words);
+        paths.ok_or_else(|| right.to_owned())
+    }
+
     pub fn pool(&self) -> Result<Pool, String> {
-        if self.keep.is_empty() {
-            return Err("keep: names no path; write at least one, or leave [pool] out".to_owned());
-        }
         let name = self.name.clone();
         if let Some(name) = name.as_deref().filter(|it| !is_name(it)) {
             return Err(format!("name: {name:?} is no name of a pool; {RIGHT_NAME}"));
         }
-        let members = self
-            .members
-            .as_ref()
-            .map_or_else(|| Ok(Vec::new()), words)?;
+        let right = "members: are no list of names; write them as [\"desk-{001..100}\"]";
+        let members = match &self.members {
+            None => Vec::new(),
+            Some(given) => words(given).ok_or(right)?,
+        };
         let mut count = 0_u64;
         for word in &members {
             let (_, many) = names(word).map_err(|why| format!("members: {word:?} {why}"))?;
@@ -66,14 +71,13 @@ fn is_name(name: &str) -> bool {
         && name.chars().all(fits)
 }
 
-/// One text, or a list of texts.
-fn words(value: &toml::Value) -> Result<Vec<String>, String> {
-    let right = "members: are no list of names; write them as [\"desk-{001..100}\"]";
-    let text = |it: &toml::Value| it.as_str().map(str::to_owned).ok_or(right.to_owned());
+/// One text, or a list of at least one.
+fn words(value: &toml::Value) -> Option<Vec<String>> {
+    let text = |it: &toml::Value| it.as_str().map(str::to_owned);
     match value {
-        toml::Value::Array(list) if list.is_empty() => Err(right.to_owned()),
+        toml::Value::Array(list) if list.is_empty() => None,
         toml::Value::Array(list) => list.iter().map(text).collect(),
-        one => Ok(vec![text(one)?]),
+        one => Some(vec![text(one)?]),
     }
 }
 
@@ -163,8 +167,13 @@ mod tests {
         ] {
             assert_eq!(pool(lines), Err(message), "{lines}");
         }
-        let none: PoolText = toml::from_str("keep = []").unwrap();
-        let message = "keep: names no path; write at least one, or leave [pool] out";
-        assert_eq!(none.pool(), Err(message.to_owned()));
+        for keep in ["", "keep = []", "keep = 7", "keep = [\"/a\", 7]"] {
+            let text: PoolText = toml::from_str(keep).unwrap();
+            let message = "keep: is no list of paths; write it as [\"/etc/ssh\"], or leave [pool] \
+                           out";
+            assert_eq!(text.keep(), Err(message.to_owned()), "{keep}");
+        }
+        let one: PoolText = toml::from_str("keep = \"/a\"").unwrap();
+        assert_eq!(one.keep(), Ok(vec!["/a".to_owned()]));
     }
 }

@@ -281,7 +281,10 @@ fn read(text: &str, name: &str) -> Result<Text> {
         let said = error.message().split('\n').collect::<Vec<_>>().join(" ");
         wrong(&place, &said)
     })?;
-    let kept = read.pool.as_ref().map_or(0, |it| it.keep.len());
+    let kept = read.pool.as_ref().map(PoolText::keep).transpose();
+    let kept = kept
+        .map_err(|why| wrong(name, &why))?
+        .map_or(0, |it| it.len());
     let lines = read.moves.len() + read.keep.len() + kept;
     if lines > LINES_MAX {
         let why = format!("has {lines} paths; give at most {LINES_MAX}, with * for many");
@@ -323,8 +326,9 @@ fn paths(base: &Text, own: &Text) -> std::result::Result<Paths, String> {
     keeps.retain(|it| !own_moves.contains(&&*it.text) || own_keeps.contains(&&*it.text));
     // What outlives a reset counts before both.
     let class = Class::Keep;
-    for it in own.pool.iter().flat_map(|it| &it.keep) {
-        let (family, path) = Pattern::parse(it).map_err(|why| format!("keep: {why}"))?;
+    let kept = own.pool.as_ref().map(PoolText::keep).transpose()?;
+    for it in kept.unwrap_or_default() {
+        let (family, path) = Pattern::parse(&it).map_err(|why| format!("keep: {why}"))?;
         families.push(family);
         moves.retain(|known| known.path.names != path.names);
         keeps.retain(|known| known.names != path.names);
@@ -646,9 +650,9 @@ mod tests {
                  or \"write-back\"",
             ),
             (
-                "[pool]\nkeep = []\n",
-                "r.toml: moves nothing; give a [[move]], a [pool], or a base: give linux, \
-                 windows-safe or windows-capo",
+                "base = \"linux\"\n[pool]\nname = \"office\"\n",
+                "r.toml: keep: is no list of paths; write it as [\"/etc/ssh\"], or leave [pool] \
+                 out",
             ),
             (
                 "[pool]\nkeep = [\"etc\"]\n",

@@ -23,6 +23,8 @@ const MACHINE_ID: &str = "/etc/machine-id";
 /// systemd believes it where `/etc/machine-id` is empty, unless it is a link.
 const DBUS_ID: &str = "/var/lib/dbus/machine-id";
 const SYSTEMD: [&str; 2] = ["/usr/lib/systemd/systemd", "/lib/systemd/systemd"];
+/// PID 1, in directories that are none of links.
+const INIT: [&str; 3] = ["/usr/sbin/init", "/usr/bin/init", "/sbin/init"];
 pub const MADE_ANEW: &str = "/etc/machine-id is not kept on a disk but made empty: PID 1 reads it \
     before it mounts anything, and takes the UUID of the virtual machine instead, which libvirt \
     gives each one";
@@ -163,8 +165,25 @@ fn mounted(path: &str, table: &[Entry]) -> Option<String> {
 
 /// Whether PID 1 of this guest makes a file itself where it is empty.
 fn is_made_anew(root: &Path, path: &str) -> bool {
-    let is = |it: &str| inside(root, it).is_ok_and(|place| place.is_file());
-    [MACHINE_ID, DBUS_ID].contains(&path) && SYSTEMD.iter().any(|it| is(it))
+    [MACHINE_ID, DBUS_ID].contains(&path) && starts_by_systemd(root)
+}
+
+/// systemd may be there and another program be PID 1, which makes no ID.
+fn starts_by_systemd(root: &Path) -> bool {
+    let init = INIT.iter().find_map(|it| {
+        let (directory, name) = it.rsplit_once('/')?;
+        let place = inside(root, directory).ok()?.join(name);
+        let about = std::fs::symlink_metadata(&place).ok()?;
+        Some(about.is_symlink().then(|| std::fs::read_link(&place)))
+    });
+    match init {
+        Some(Some(Ok(target))) => target.ends_with("systemd/systemd"),
+        Some(_) => false,
+        None => {
+            let is = |it: &&str| inside(root, it).is_ok_and(|place| place.is_file());
+            SYSTEMD.iter().any(is)
+        }
+    }
 }
 
 /// The files that say which machine it is.
@@ -332,6 +351,16 @@ mod tests {
         std::fs::create_dir_all(root.path().join("usr/lib/systemd")).unwrap();
         std::fs::write(root.path().join(SYSTEMD[0].trim_start_matches('/')), "").unwrap();
         std::fs::write(root.path().join("var/lib/dbus/machine-id"), "x").unwrap();
+        std::fs::create_dir_all(root.path().join("usr/sbin")).unwrap();
+        let init = root.path().join("usr/sbin/init");
+        for (target, is) in [
+            ("../lib/sysvinit/init", false),
+            ("../lib/systemd/systemd", true),
+        ] {
+            let _ = std::fs::remove_file(&init);
+            std::os::unix::fs::symlink(target, &init).unwrap();
+            assert_eq!(is_made_anew(root.path(), MACHINE_ID), is, "{target}");
+        }
         let kept = found(root.path(), &keep, "").unwrap();
         assert_eq!(kept.paths, []);
         assert_eq!(kept.forgotten, [MACHINE_ID, DBUS_ID]);

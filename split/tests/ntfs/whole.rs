@@ -18,6 +18,7 @@ impl Watch for Quiet {
 
 const PROGRAMS: [&str; 3] = ["qemu-img", "qemu-storage-daemon", "sfdisk"];
 const SAFE: &str = "base = \"windows-safe\"\n";
+const POOL: &str = "base = \"windows-safe\"\n[pool]\nkeep = ['\\Users\\bob\\Documents']\n";
 
 fn request(image: &Path, rules: &str) -> Request {
     Request {
@@ -190,7 +191,7 @@ fn the_split_that_is_killed() {
     let Some(image) = std::env::var_os(IMAGE).map(PathBuf::from) else {
         return;
     };
-    let mut split = Split::look(&request(&image, SAFE)).expect("it may be split");
+    let mut split = Split::look(&request(&image, POOL)).expect("it may be split");
     split.run(&mut Quiet(Vec::new())).expect("it is split");
 }
 
@@ -215,7 +216,7 @@ fn a_whole_split_that_is_killed_goes_on() {
     };
     let kills = fixture::until_it_ends(250, 120, child);
     eprintln!("{kills} kills");
-    let split = Split::look(&request(&image, SAFE)).expect("it is done");
+    let split = Split::look(&request(&image, POOL)).expect("it is done");
     assert_eq!(split.begun(), Some(State::Done));
 }
 
