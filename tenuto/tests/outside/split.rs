@@ -19,7 +19,8 @@ const PLACES: [(&str, &str); 4] = [
     ("var/cache/debconf", "kept"),
 ];
 const DISKS: [&str; 3] = ["guest-system", "guest-write-back", "guest-never"];
-const PROGRAMS: [&str; 4] = ["rsync", "sfdisk", "qemu-storage-daemon", "mkswap"];
+pub const UUID: &str = "6fd2c93b-4a1e-4d7c-9a55-0c1b6e2f8d31";
+pub const PROGRAMS: [&str; 4] = ["rsync", "sfdisk", "qemu-storage-daemon", "mkswap"];
 
 const WORK: &str = r#"#!/bin/busybox sh
 export PATH=/bin
@@ -142,8 +143,11 @@ fn boot(rig: &Rig, machine: &Machine, step: &str) -> Vec<String> {
     boot_from(rig, machine, &DISKS.map(str::to_owned), step)
 }
 
-fn boot_from(rig: &Rig, machine: &Machine, disks: &[String], step: &str) -> Vec<String> {
-    let mut arguments = Vec::new();
+/// Boots from disks of the daemon, the first of which has the root.
+pub fn boot_from(rig: &Rig, machine: &Machine, disks: &[String], step: &str) -> Vec<String> {
+    // A machine has a UUID; by default QEMU gives none.
+    let uuid = ["-uuid", UUID].map(str::to_owned);
+    let mut arguments = Vec::from(uuid);
     for (number, name) in disks.iter().enumerate() {
         let drive = format!("if=none,id=d{number},format=raw,file={}", rig.uri(name));
         let device = format!("virtio-blk-pci,drive=d{number}");
