@@ -14,17 +14,30 @@ pub enum Class {
     WriteBack,
     /// On the host's SSD only.
     Never,
+    /// As write-through, on a disk that each clone of a pool has for itself; `[pool]` names it.
+    Keep,
 }
 
 impl Class {
-    pub const ALL: [Class; 3] = [Class::WriteThrough, Class::WriteBack, Class::Never];
+    pub const ALL: [Class; 4] = [
+        Class::WriteThrough,
+        Class::WriteBack,
+        Class::Never,
+        Class::Keep,
+    ];
 
     pub const fn name(self) -> &'static str {
         match self {
             Class::WriteThrough => "write-through",
             Class::WriteBack => "write-back",
             Class::Never => "never",
+            Class::Keep => "keep",
         }
+    }
+
+    /// Whether the loss of a host with its SSD takes something of it.
+    pub const fn is_relaxed(self) -> bool {
+        matches!(self, Class::WriteBack | Class::Never)
     }
 
     pub fn from_name(name: &str) -> Option<Class> {
@@ -37,6 +50,7 @@ impl Class {
             Class::WriteThrough => "tenuto-wt",
             Class::WriteBack => "tenuto-wb",
             Class::Never => "tenuto-never",
+            Class::Keep => "tenuto-keep",
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::rules::Rules;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// A path that gets a disk of its class, with all below it.
+/// A path that gets a disk of its class, with all below it. Of class keep it may be a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
     /// From the root of the file system, with `/` in front and between names.
@@ -60,6 +60,22 @@ pub struct Listing {
     pub refusals: Vec<String>,
     /// What the operator should know.
     pub warnings: Vec<String>,
+    /// Files by which a guest knows itself, and which it makes anew as each clone needs them.
+    #[serde(default)]
+    pub forgotten: Vec<String>,
+}
+
+/// Why a split is refused whose pool keeps a path that the image does not have.
+pub fn not_there(path: &str) -> String {
+    format!(
+        "{path}: [pool] keeps it, and the image does not have it, so each reset would take it; \
+         make it in the guest, or take it out of keep"
+    )
+}
+
+/// The note about a pattern of a pool by which nothing is kept.
+pub fn means_nothing(pattern: &str) -> String {
+    format!("{pattern}: [pool] keeps nothing by it: the image has no such path")
 }
 
 /// One new disk, with one partition for its file system.
@@ -74,6 +90,16 @@ pub struct Volume {
     pub bytes: u64,
     /// A second partition for swap, or the room of a page file.
     pub swap: Option<Swap>,
+}
+
+/// The file of the system disk.
+pub const SYSTEM_FILE: &str = "system.qcow2";
+
+impl Volume {
+    /// The file of its disk.
+    pub fn file(&self) -> String {
+        format!("{}.raw", self.class.name())
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -132,6 +158,9 @@ pub trait FileSystem {
     /// What the rules move, and all that stands against it. `swaps` are other partitions of the
     /// disk that hold swap.
     fn list(&self, partition: &Path, rules: &Rules, swaps: &[SwapPartition]) -> Result<Listing>;
+
+    /// The fewest bytes of a new file system.
+    fn smallest_bytes(&self) -> u64;
 
     /// Whether a page file needs a partition of its own.
     fn swaps_to_partition(&self) -> bool;

@@ -9,10 +9,14 @@
 mod class;
 mod disk;
 pub mod error;
+#[cfg(test)]
+mod fixture;
 pub mod kind;
+mod lines;
 pub mod linux;
 pub mod ntfs;
 mod plan;
+mod pool;
 pub mod programs;
 pub mod propose;
 pub mod report;

@@ -6,6 +6,7 @@
 
 use crate::class::Class;
 use crate::error::{Error, Result};
+use crate::pool::{Pool, PoolText};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -76,6 +77,9 @@ pub struct Rules {
     pub system_destage_after: String,
     pub letter: Option<char>,
     pub page_file: Option<PageFile>,
+    /// The system disk is for clones; what outlives their resets moves to class keep.
+    #[serde(default)]
+    pub pool: Option<Pool>,
 }
 
 /// The text of a file, as TOML has it.
@@ -91,7 +95,7 @@ struct Text {
     #[serde(default)]
     keep: Vec<KeepText>,
     page_file: Option<PageFileText>,
-    pool: Option<toml::Value>,
+    pool: Option<PoolText>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -277,15 +281,14 @@ fn read(text: &str, name: &str) -> Result<Text> {
         let said = error.message().split('\n').collect::<Vec<_>>().join(" ");
         wrong(&place, &said)
     })?;
-    let lines = read.moves.len() + read.keep.len();
+    let kept = read.pool.as_ref().map(PoolText::keep).transpose();
+    let kept = kept
+        .map_err(|why| wrong(name, &why))?
+        .map_or(0, |it| it.len());
+    let lines = read.moves.len() + read.keep.len() + kept;
     if lines > LINES_MAX {
         let why = format!("has {lines} paths; give at most {LINES_MAX}, with * for many");
         return Err(wrong(name, &why));
-    }
-    if read.pool.is_some() {
-        return Err(Error::later(format!(
-            "{name}: [pool] is not in this version; take it out"
-        )));
     }
     Ok(read)
 }
@@ -293,17 +296,20 @@ fn read(text: &str, name: &str) -> Result<Text> {
 const fn default_age(class: Class) -> &'static str {
     match class {
         Class::Never => "never",
-        Class::WriteBack | Class::WriteThrough => DESTAGE_AFTER,
+        Class::WriteBack | Class::WriteThrough | Class::Keep => DESTAGE_AFTER,
     }
 }
 
-/// What the file says goes before what its base says.
-fn join(base: Text, own: Text) -> std::result::Result<Rules, String> {
+/// The paths of both texts: whose they are, which move, and which stay.
+type Paths = (Family, Vec<Move>, Vec<Pattern>);
+
+fn paths(base: &Text, own: &Text) -> std::result::Result<Paths, String> {
     let mut families = Vec::new();
     let (mut moves, mut keeps): (Vec<Move>, Vec<Pattern>) = (Vec::new(), Vec::new());
     for it in base.moves.iter().chain(&own.moves) {
         let (family, path) = Pattern::parse(&it.path).map_err(|why| format!("path: {why}"))?;
         families.push(family);
+        not_keep("class", it.class)?;
         // The later line about a path is the one that counts.
         moves.retain(|known| known.path.names != path.names);
         let class = it.class;
@@ -318,9 +324,19 @@ fn join(base: Text, own: Text) -> std::result::Result<Rules, String> {
     let own_moves: Vec<&str> = own.moves.iter().map(|it| &*it.path).collect();
     let own_keeps: Vec<&str> = own.keep.iter().map(|it| &*it.path).collect();
     keeps.retain(|it| !own_moves.contains(&&*it.text) || own_keeps.contains(&&*it.text));
+    // What outlives a reset counts before both.
+    let class = Class::Keep;
+    let kept = own.pool.as_ref().map(PoolText::keep).transpose()?;
+    for it in kept.unwrap_or_default() {
+        let (family, path) = Pattern::parse(&it).map_err(|why| format!("keep: {why}"))?;
+        families.push(family);
+        moves.retain(|known| known.path.names != path.names);
+        keeps.retain(|known| known.names != path.names);
+        moves.push(Move { path, class });
+    }
     let Some(&family) = families.first() else {
         return Err(format!(
-            "moves nothing; give a [[move]], or a base: {}",
+            "moves nothing; give a [[move]], a [pool], or a base: {}",
             names()
         ));
     };
@@ -328,9 +344,30 @@ fn join(base: Text, own: Text) -> std::result::Result<Rules, String> {
         let right = "write all with / for Linux, or all with \\ for Windows";
         return Err(format!("path: has paths of two families; {right}"));
     }
+    Ok((family, moves, keeps))
+}
+
+/// Refuses the class that only `[pool]` gives.
+fn not_keep(key: &str, class: Class) -> std::result::Result<(), String> {
+    match class {
+        Class::Keep => Err(format!(
+            "{key}: keep is the class of the paths in `keep` of [pool]; write them there"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// What the file says goes before what its base says.
+fn join(base: Text, own: Text) -> std::result::Result<Rules, String> {
+    let (family, moves, keeps) = paths(&base, &own)?;
+    let pool = own.pool.as_ref().map(|it| it.pool()).transpose()?;
+    let given = own.class.keys().chain(base.class.keys());
+    given.copied().try_for_each(|it| not_keep("class", it))?;
     let mut disks = BTreeMap::new();
     let mut letter = None;
-    for class in Class::ALL {
+    // A state that was written before there were pools has no disk of that class.
+    let classes = Class::ALL.into_iter();
+    for class in classes.filter(|it| *it != Class::Keep || own.pool.is_some()) {
         let [base, own] = [&base, &own].map(|it| it.class.get(&class));
         disks.insert(class, disk(class, base, own)?);
         let given = [own, base].into_iter().flatten().find_map(|it| it.letter);
@@ -341,17 +378,22 @@ fn join(base: Text, own: Text) -> std::result::Result<Rules, String> {
             "letter: {bad:?} is no letter of a drive; write D to Z"
         ));
     }
+    if let Some(disk) = disks.get_mut(&Class::Keep) {
+        let size = own.pool.as_ref().and_then(|it| it.size.as_deref());
+        disk.size_bytes = size.map(size_or_auto).transpose()?.flatten();
+    }
     let system = own.system.or(base.system);
     let (policy, age) = system.map_or((Class::WriteThrough, None), |it| {
         (it.policy, it.destage_after)
     });
-    if policy == Class::Never {
-        return Err(
-            "system: a system disk cannot be of class never; write \"write-through\" or \
-                    \"write-back\""
-                .to_owned(),
-        );
+    if ![Class::WriteThrough, Class::WriteBack].contains(&policy) {
+        let name = policy.name();
+        return Err(format!(
+            "system: a system disk cannot be of class {name}; write \"write-through\" or \
+             \"write-back\""
+        ));
     }
+    let page_file = own.page_file.or(base.page_file).map(page_file);
     Ok(Rules {
         family,
         moves,
@@ -360,11 +402,8 @@ fn join(base: Text, own: Text) -> std::result::Result<Rules, String> {
         system: policy,
         system_destage_after: age.map_or_else(|| Ok(DESTAGE_AFTER.to_owned()), time)?,
         letter,
-        page_file: own
-            .page_file
-            .or(base.page_file)
-            .map(page_file)
-            .transpose()?,
+        page_file: page_file.transpose()?,
+        pool,
     })
 }
 
@@ -399,6 +438,7 @@ fn disk(
 }
 
 fn page_file(text: PageFileText) -> std::result::Result<PageFile, String> {
+    not_keep("page-file: class", text.class)?;
     let size = text.size.as_deref().map(size_or_auto).transpose()?;
     Ok(PageFile {
         class: text.class,
@@ -464,6 +504,8 @@ mod tests {
             assert!(rules.moves.len() > 5, "{name}");
             assert_eq!(rules.family == Family::Linux, name == "linux");
             assert_eq!(rules.disk(Class::Never).destage_after, "never");
+            // A split that was begun before there were pools goes on.
+            assert!(!rules.disks.contains_key(&Class::Keep), "{name}");
         }
     }
 
@@ -518,14 +560,42 @@ mod tests {
         assert_eq!(rules.page_file.unwrap().size_bytes, Some(4 << 30));
     }
 
+    /// Fails when: a path of a pool stays what another line says of it, or its size is not read.
+    #[test]
+    fn what_a_pool_keeps_goes_before_other_lines_about_the_same_path() {
+        let text = "base = \"linux\"\n\
+                    [[move]]\npath = \"/srv\"\nclass = \"never\"\n\
+                    [[keep]]\npath = \"/var/lib/app\"\n\
+                    [pool]\nkeep = [\"/srv\", \"/var/lib/app\", \"/opt\"]\nsize = \"96MiB\"\n\
+                    name = \"office\"\nmembers = \"desk-{001..100}\"\n";
+        let rules = Rules::parse(text, "r.toml").unwrap();
+        let kept = rules.moves.iter().filter(|it| it.class == Class::Keep);
+        let kept: Vec<&str> = kept.map(|it| &*it.path.text).collect();
+        assert_eq!(kept, ["/srv", "/var/lib/app", "/opt"]);
+        let others = rules.moves.iter().filter(|it| it.class != Class::Keep);
+        let others: Vec<&str> = others.map(|it| &*it.path.text).collect();
+        assert!(!others.contains(&"/srv") && !others.contains(&"/opt"));
+        assert!(others.contains(&"/var/log"), "{others:?}");
+        assert!(!rules.keeps.iter().any(|it| it.text == "/var/lib/app"));
+        assert_eq!(rules.disk(Class::Keep).size_bytes, Some(96 << 20));
+        let pool = rules.pool.unwrap();
+        assert_eq!(
+            (pool.name.as_deref(), pool.members.len()),
+            (Some("office"), 1)
+        );
+        let alone = Rules::parse("[pool]\nkeep = ['\\Data']\n", "r.toml").unwrap();
+        assert_eq!(alone.family, Family::Windows);
+        assert_eq!(alone.disk(Class::Keep).size_bytes, None);
+    }
+
     /// Fails when: a wrong file is taken, or its message does not say where and what is right.
     #[test]
     fn wrong_rules_are_refused_with_their_line_and_what_would_be_right() {
         for (text, message) in [
             (
                 "",
-                "r.toml: moves nothing; give a [[move]], or a base: give linux, windows-safe or \
-                 windows-capo",
+                "r.toml: moves nothing; give a [[move]], a [pool], or a base: give linux, \
+                 windows-safe or windows-capo",
             ),
             (
                 "base = \"unix\"\n",
@@ -560,6 +630,44 @@ mod tests {
                  \"ephemeral\"",
             ),
             (
+                "base = \"linux\"\n[[move]]\npath = \"/a\"\nclass = \"keep\"\n",
+                "r.toml: class: keep is the class of the paths in `keep` of [pool]; write them \
+                 there",
+            ),
+            (
+                "base = \"linux\"\n[class.keep]\nsize = \"8GiB\"\n",
+                "r.toml: class: keep is the class of the paths in `keep` of [pool]; write them \
+                 there",
+            ),
+            (
+                "base = \"linux\"\n[page-file]\nclass = \"keep\"\n",
+                "r.toml: page-file: class: keep is the class of the paths in `keep` of [pool]; \
+                 write them there",
+            ),
+            (
+                "[system]\npolicy = \"keep\"\n[pool]\nkeep = [\"/a\"]\n",
+                "r.toml: system: a system disk cannot be of class keep; write \"write-through\" \
+                 or \"write-back\"",
+            ),
+            (
+                "base = \"linux\"\n[pool]\nname = \"office\"\n",
+                "r.toml: keep: is no list of paths; write it as [\"/etc/ssh\"], or leave [pool] \
+                 out",
+            ),
+            (
+                "[pool]\nkeep = [\"etc\"]\n",
+                "r.toml: keep: \"etc\" is no path; write it from the root, as \"/tmp\"",
+            ),
+            (
+                "base = \"linux\"\n[pool]\nkeep = ['\\Temp']\n",
+                "r.toml: path: has paths of two families; write all with / for Linux, or all with \
+                 \\ for Windows",
+            ),
+            (
+                "[pool]\nkeep = [\"/a\"]\nsize = \"1\"\n",
+                "r.toml: size: \"1\" is not a size; write KiB, MiB, GiB or TiB, as in \"8GiB\"",
+            ),
+            (
                 "base = \"windows-safe\"\n[class.never]\nletter = \"7\"\n",
                 "r.toml: letter: '7' is no letter of a drive; write D to Z",
             ),
@@ -575,13 +683,6 @@ mod tests {
         assert!(
             class.starts_with("r.toml:4: unknown variant `later`"),
             "{class}"
-        );
-        let pool = Rules::parse("base = \"linux\"\n[pool]\nkeep = []\n", "r.toml");
-        let pool = pool.expect_err("later");
-        assert_eq!(pool.kind, crate::error::Kind::NotInThisVersion);
-        assert_eq!(
-            pool.message,
-            "r.toml: [pool] is not in this version; take it out"
         );
     }
 }

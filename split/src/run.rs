@@ -6,11 +6,11 @@
 
 use crate::disk::{self, Disk, Image, Part};
 use crate::error::{Error, Kind, Result};
-use crate::kind::{FileSystem, Layout, Partitions, SwapPartition};
+use crate::kind::{Class, FileSystem, Layout, Partitions, SYSTEM_FILE, SwapPartition, Volume};
 use crate::linux::{KINDS, Linux};
 use crate::plan::layout;
 use crate::programs::run;
-use crate::report::{Report, SYSTEM_FILE, volume_file};
+use crate::report::Report;
 use crate::rules::{Family, Rules};
 use crate::state::{FILE, Progress, State, sync, write_durably};
 use crate::sys::{sharing, with_own_mounts};
@@ -116,7 +116,8 @@ impl Split {
     }
 
     pub fn moves_nothing(&self) -> bool {
-        self.progress.layout.volumes.is_empty()
+        let layout = self.layout();
+        layout.volumes.is_empty() && layout.listing.forgotten.is_empty()
     }
 
     pub fn report(&self) -> Report<'_> {
@@ -176,7 +177,14 @@ impl Split {
         } else {
             0
         };
-        let moved = listing.moved.iter().map(|it| it.bytes);
+        // The first member of a pool gets copies of what it keeps.
+        let copies = |class: Class| match self.progress.rules.pool.is_some() && !class.is_relaxed()
+        {
+            true => 2,
+            false => 1,
+        };
+        let moved = listing.moved.iter();
+        let moved = moved.map(|it| it.bytes.saturating_mul(copies(it.class)));
         let needs = moved
             .fold(stays, u64::saturating_add)
             .saturating_add(OWN_BYTES);
@@ -223,7 +231,9 @@ impl Split {
             State::Emptied => self.empty(scratch),
             State::Linked => self.link(scratch),
             State::Checked => self.check(scratch),
-            State::Done => self.write_volumes(),
+            State::Done => self
+                .copy_own_disks(scratch)
+                .and_then(|()| self.write_volumes()),
         };
         done.map_err(|error| {
             let shown = self.output.display();
@@ -281,7 +291,7 @@ impl Split {
     fn volumes(&self, scratch: &Path, writable: bool) -> Result<(Vec<Disk>, Vec<PathBuf>)> {
         let (mut disks, mut paths) = (Vec::new(), Vec::new());
         for volume in &self.layout().volumes {
-            let image = Image::look_at(&self.output.join(volume_file(volume)))?;
+            let image = Image::look_at(&self.output.join(volume.file()))?;
             let mut disk = Disk::open(&image, scratch, volume.class.name(), writable)?;
             paths.push(disk.part(1, volume.start_bytes, volume.bytes)?);
             disks.push(disk);
@@ -293,7 +303,7 @@ impl Split {
         let kind = self.file_system(scratch)?;
         let (input, from) = self.input(scratch)?;
         for volume in &self.layout().volumes {
-            let path = self.output.join(volume_file(volume));
+            let path = self.output.join(volume.file());
             let has_swap = kind.swaps_to_partition();
             disk::make(&path, volume, has_swap, kind.name() == "ntfs")?;
             let image = Image::look_at(&path)?;
@@ -348,7 +358,7 @@ impl Split {
         self.with_all(scratch, true, |kind, partitions| {
             kind.link(partitions, self.layout())
         })?;
-        let volumes = self.layout().volumes.iter().map(volume_file);
+        let volumes = self.layout().volumes.iter().map(Volume::file);
         for name in volumes.chain([SYSTEM_FILE.to_owned()]) {
             sync(&self.output.join(name))?;
         }
@@ -381,6 +391,23 @@ impl Split {
         disks.into_iter().try_for_each(Disk::close)?;
         system.close()?;
         input.disk.close()
+    }
+
+    /// Gives the first member of a pool its disks. A copy that is there is whole, and its guest may
+    /// have begun to write it.
+    fn copy_own_disks(&self, scratch: &Path) -> Result<()> {
+        for disk in self.report().own_disks() {
+            if disk.copy.exists() {
+                continue;
+            }
+            let new = scratch.join("copy");
+            let mut command = Command::new("cp");
+            command.args(["--sparse=always", "--"]).arg(&disk.template);
+            run("coreutils", command.arg(&new))?;
+            sync(&new)?;
+            std::fs::rename(&new, &disk.copy).map_err(|error| Error::io(&disk.copy, &error))?;
+        }
+        sync(&self.output)
     }
 
     fn write_volumes(&self) -> Result<()> {
@@ -485,7 +512,7 @@ fn plan(image: &Image, request: &Request) -> Result<Progress> {
     let listing = kind
         .list(&path, &request.rules, &swaps)
         .map_err(|error| of_part(image, &part, &error))?;
-    let layout = layout(listing, &request.rules)?;
+    let layout = layout(listing, &request.rules, kind.smallest_bytes())?;
     input.disk.close()?;
     let found = (part.number, kind.name());
     Ok(Progress::new(

@@ -143,6 +143,14 @@ impl Scene {
         }
     }
 
+    /// The same for clones.
+    fn pool(&self, name: &str) -> Request {
+        Request {
+            rules: Rules::parse(POOL, "r").unwrap(),
+            ..self.request(name)
+        }
+    }
+
     /// Bytes of the image, which nothing may change.
     fn sum(&self) -> String {
         run("sha256sum", &[text(&self.image)])
@@ -326,6 +334,155 @@ fn a_copied_system_disk_does_not_need_the_image() {
     }
 }
 
+/// What a guest with systemd has that each clone is to have for itself.
+const KEPT: &str = "\
+mkdir -p var/lib/app/in var/lib/dbus usr/lib/systemd
+echo state >var/lib/app/in/state; chown -R 33:33 var/lib/app; setfattr -n user.note -v n var/lib/app
+echo words >etc/app.conf; chmod 640 etc/app.conf; touch -d '2005-05-05 05:05:05.5' etc/app.conf
+echo first >var/cache/apt/number
+echo 0123456789abcdef0123456789abcdef >etc/machine-id; cp etc/machine-id var/lib/dbus/
+echo >usr/lib/systemd/systemd
+touch -d '2010-10-10' etc var/lib/dbus var/cache/apt";
+const POOL: &str = "\
+base = \"linux\"
+[pool]
+name = \"office\"
+members = \"desk-{1..2}\"
+keep = [\"/var/lib/app\", \"/etc/*.conf\", \"/var/cache/apt/number\", \"/etc/machine-id\"]
+";
+/// What the guest makes anew is not what the image has.
+const FORGOTTEN: [(&str, &str); 2] = [
+    ("EXCLUDE", "--exclude=machine-id"),
+    ("DIFF_EXCLUDE", "--exclude=machine-id"),
+];
+
+/// The disk of the first member is that which all members get.
+fn own_disk_is_whole(output: &Path) {
+    let [of_all, own] = ["keep.raw", "keep-desk-1.raw"].map(|it| output.join(it));
+    run("cmp", &[text(&of_all), text(&own)]);
+}
+
+/// Reads a file of the system disk before anything is mounted on it.
+fn on_system(scene: &Scene, output: &str, path: &str) -> String {
+    let system = scene.output(output).join("system.qcow2");
+    let raw = scene.output("system.raw");
+    run(
+        "qemu-img",
+        &["convert", "-O", "raw", text(&system), text(&raw)],
+    );
+    let place = scene.output("place");
+    std::fs::create_dir_all(&place).unwrap();
+    let norecovery = if scene.kind == "xfs" {
+        ",nouuid,norecovery"
+    } else {
+        ",noload"
+    };
+    let script = format!(
+        "mount -o ro,loop,offset={ROOT_AT},sizelimit={}{norecovery} {} {} && cat {2}/{path}",
+        scene.root_bytes(),
+        text(&raw),
+        text(&place),
+    );
+    run("unshare", &["-m", "--", "sh", "-c", &script])
+}
+
+/// Fails when: a path that outlives resets is not on the disk that each clone has for itself, a
+/// file loses something by that, the guest does not see what it saw, or the clones have the ID of
+/// one machine.
+#[test]
+fn what_outlives_the_reset_of_a_clone_is_on_a_disk_of_its_own() {
+    if !can("what_outlives_the_reset_of_a_clone_is_on_a_disk_of_its_own") {
+        return;
+    }
+    for kind in ["ext4", "xfs"] {
+        let scene = Scene::new(kind, "gpt", KEPT);
+        let sum = scene.sum();
+        let done = split(&scene.pool("out"));
+        assert_eq!(scene.sum(), sum, "the image is not written");
+        let view = scene.view("out", &FORGOTTEN);
+        assert_eq!(
+            before(&view, "== fstab"),
+            "var/cache/debconf\nvar/cache/debconf/config.dat\n",
+            "what differs, and what is left of what moved"
+        );
+        let table = before(&view, "== allocated");
+        let of_keep: Vec<&str> = table.lines().filter(|it| it.contains("/keep")).collect();
+        let bind = "none bind,x-systemd.requires-mounts-for=/.tenuto/keep 0 0";
+        assert_eq!(
+            of_keep,
+            [
+                format!(
+                    "LABEL=tenuto-keep /.tenuto/keep {kind} noatime,x-systemd.device-timeout=10s \
+                     0 2"
+                ),
+                format!("/.tenuto/keep/etc/app.conf /etc/app.conf {bind}"),
+                format!("/.tenuto/keep/var/cache/apt/number /var/cache/apt/number {bind}"),
+                format!("/.tenuto/keep/var/lib/app /var/lib/app {bind}"),
+            ]
+        );
+        // Who reads a file before the mounts finds what the image has.
+        assert_eq!(on_system(&scene, "out", "etc/app.conf"), "words\n");
+        assert_eq!(on_system(&scene, "out", "etc/machine-id"), "");
+        own_disk_is_whole(&scene.output("out"));
+        let report = done.report().json("done");
+        let keep = &report["classes"][2];
+        assert_eq!(
+            (&keep["class"], &keep["files"]),
+            (&"keep".into(), &3.into())
+        );
+        let mib = keep["file_system_bytes"].as_u64().unwrap() / MIB;
+        assert_eq!(mib, if kind == "xfs" { 300 } else { 65 });
+        assert_eq!(
+            report["forgotten"].to_string(),
+            "[\"/etc/machine-id\",\"/var/lib/dbus/machine-id\"]"
+        );
+        let note = report["warnings"][0].as_str().unwrap();
+        assert!(note.starts_with("/etc/machine-id is not kept on a disk but made empty"));
+    }
+}
+
+/// Fails when: a path is kept that would have no effect, or one that is not there is left out.
+#[test]
+fn what_cannot_outlive_a_reset_is_refused() {
+    if !can("what_cannot_outlive_a_reset_is_refused") {
+        return;
+    }
+    let scene = Scene::new("ext4", "gpt", "ln -s ../etc/hostname var/name");
+    for (keep, kind, message) in [
+        (
+            "/etc/fstab",
+            Kind::Usage,
+            "image IMAGE: partition 1: /etc/fstab: cannot be kept over a reset: the guest reads it \
+             before it mounts what its fstab names; take it out of keep",
+        ),
+        (
+            "/usr/bin",
+            Kind::Usage,
+            "image IMAGE: partition 1: /usr/bin: cannot be kept over a reset: the guest reads it \
+             before it mounts what its fstab names; take it out of keep",
+        ),
+        (
+            "/srv/gone",
+            Kind::Refused,
+            "image IMAGE: /srv/gone: [pool] keeps it, and the image does not have it, so each \
+             reset would take it; make it in the guest, or take it out of keep",
+        ),
+        (
+            "/var/name",
+            Kind::Refused,
+            "image IMAGE: /var/name: /var/name is a symbolic link; name the path that it leads to",
+        ),
+    ] {
+        let text = format!("[pool]\nkeep = [{keep:?}]\n");
+        let request = Request {
+            rules: Rules::parse(&text, "r").unwrap(),
+            ..scene.request("out")
+        };
+        assert_eq!(scene.refused(&request), (kind, message.to_owned()));
+        assert!(!scene.output("out").exists(), "nothing was made");
+    }
+}
+
 /// What a child of a kill test is told: kill yourself when this state's work is done, or say each
 /// state and go on.
 struct Killed {
@@ -359,7 +516,7 @@ fn a_child_of_the_kill_test() {
     };
     let request = Request {
         image: image.into(),
-        rules: Rules::load("linux").unwrap(),
+        rules: Rules::parse(POOL, "r").unwrap(),
         output: output.into(),
         trusted: true,
         copy: false,
@@ -389,23 +546,24 @@ fn child(scene: &Scene, output: &str, when: &str) -> std::process::Child {
 
 /// All of a result that must not depend on kills: what the guest sees, its table, the lines.
 fn result(scene: &Scene, output: &str) -> String {
-    let view = scene.view(output, &[]);
+    let view = scene.view(output, &FORGOTTEN);
+    own_disk_is_whole(&scene.output(output));
     let lines = std::fs::read_to_string(scene.output(output).join("volumes.toml")).unwrap();
     let table = before(&view, "== allocated").to_owned();
     table + &lines.replace(text(&scene.output(output)), "OUT")
 }
 
 /// Fails when: a state is remembered before its work is done, or a step does not begin again from
-/// what the state before it left.
+/// what the state before it left; of a pool as well, whose first member has its disk at the end.
 #[test]
 fn a_split_that_is_killed_in_each_state_and_run_again_ends_the_same() {
     let test = "a_split_that_is_killed_in_each_state_and_run_again_ends_the_same";
     if !can(test) {
         return;
     }
-    let scene = Scene::new("ext4", "gpt", "");
+    let scene = Scene::new("ext4", "gpt", KEPT);
     let sum = scene.sum();
-    split(&scene.request("whole"));
+    split(&scene.pool("whole"));
     let expected = result(&scene, "whole");
 
     // Killed when the work of each state is done and not remembered, one after the other.
@@ -413,7 +571,7 @@ fn a_split_that_is_killed_in_each_state_and_run_again_ends_the_same() {
         let status = child(&scene, "worked", state).wait().unwrap();
         assert!(!status.success(), "{state}");
     }
-    split(&scene.request("worked"));
+    split(&scene.pool("worked"));
     assert_eq!(result(&scene, "worked"), expected);
 
     // Killed in the middle of what follows each state: when its last mount is about to be made.
@@ -439,7 +597,7 @@ fn a_split_that_is_killed_in_each_state_and_run_again_ends_the_same() {
         child.kill().unwrap();
         child.wait().unwrap();
     }
-    split(&scene.request("middle"));
+    split(&scene.pool("middle"));
     assert_eq!(result(&scene, "middle"), expected);
     assert_eq!(scene.sum(), sum);
 }

@@ -116,13 +116,9 @@ fn show(context: &Context, report: &Report, state: &str) -> Result<()> {
 fn ask(context: &Context, command: &Split, report: &Report) -> Result<()> {
     let about = command.image.display().to_string();
     if !command.yes && !std::io::stdin().is_terminal() {
-        let moved = &report.layout.listing.moved;
-        let bytes = moved.iter().map(|it| it.bytes).sum();
         let message = format!(
-            "image {about}: a crash of the host may set back {} paths with {}; --plan shows them, \
-             --yes goes on",
-            moved.len(),
-            human_bytes(bytes)
+            "image {about}: {}; --plan shows them, --yes goes on",
+            at_stake(report)
         );
         return Err(Error::refused(message).about(about));
     }
@@ -142,6 +138,23 @@ fn ask(context: &Context, command: &Split, report: &Report) -> Result<()> {
             let message = format!("image {about}: nothing was done; answer y to split it");
             Err(Error::refused(message).about(about))
         }
+    }
+}
+
+/// What a yes is about.
+fn at_stake(report: &Report) -> String {
+    let moved = report.layout.listing.moved.iter();
+    let is_pool = report.rules.pool.is_some();
+    let meant = moved.filter(|it| !is_pool || !it.class.is_relaxed());
+    let (paths, bytes) = meant.fold((0_u64, 0), |(paths, bytes), it| {
+        (paths + 1, bytes + it.bytes)
+    });
+    let bytes = human_bytes(bytes);
+    match is_pool {
+        true => format!(
+            "a reset of a clone throws away all that it wrote, but in {paths} paths with {bytes}"
+        ),
+        false => format!("a crash of the host may set back {paths} paths with {bytes}"),
     }
 }
 

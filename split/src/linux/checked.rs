@@ -4,9 +4,10 @@
 //! what a guest sees is compared with the untouched image, name by name and byte by byte.
 
 use super::fstab::{self, Entry, MOUNTS, SWAP_LABEL};
+use super::kept;
 use super::linked::table;
-use super::matched::inside;
 use super::mounted::Mounted;
+use super::paths::inside;
 use super::transfer::{compare, exclude};
 use crate::disk::probe;
 use crate::error::{Error, Kind, Result};
@@ -110,6 +111,10 @@ fn same_view(input: &Mounted, guest: &Mounted, layout: &Layout) -> Result<()> {
         .collect();
     let files = listing.page_files.iter().filter(|it| it.is_file);
     excluded.extend(files.map(|it| exclude(&it.what)));
+    for file in &listing.forgotten {
+        kept::is_forgotten(guest.place(), file)?;
+        excluded.push(exclude(file));
+    }
     for moved in listing.moved.iter().filter(|it| it.symlink) {
         excluded.push(exclude(&moved.path));
         // A link from the root leads out of a mount point of this host.

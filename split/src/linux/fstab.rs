@@ -130,11 +130,11 @@ fn lines(layout: &Layout, kind: &str) -> Vec<String> {
 }
 
 /// A guest starts without a disk that may be lost, and stops where another one is missing: what
-/// would be written in its place would be hidden by it later.
+/// would be written in its place would be hidden by it later, or lost at the reset of a clone.
 fn nofail(class: Class) -> &'static str {
     match class {
         Class::Never => "nofail,",
-        Class::WriteBack | Class::WriteThrough => "",
+        Class::WriteBack | Class::WriteThrough | Class::Keep => "",
     }
 }
 
@@ -227,6 +227,7 @@ mod tests {
         Layout {
             listing: Listing {
                 moved: vec![
+                    moved("/etc/app.conf", Class::Keep, &[]),
                     moved("/home/a b/.config", Class::WriteBack, &[]),
                     moved("/var/cache", Class::Never, &["/var/cache/debconf"]),
                 ],
@@ -240,6 +241,7 @@ mod tests {
             volumes: vec![
                 volume(Class::WriteBack, None),
                 volume(Class::Never, Some(swap)),
+                volume(Class::Keep, None),
             ],
             letter: None,
         }
@@ -257,7 +259,10 @@ mod tests {
             LABEL=tenuto-wb /.tenuto/write-back ext4 noatime,x-systemd.device-timeout=10s 0 2\n\
             LABEL=tenuto-never /.tenuto/never ext4 \
             noatime,nofail,x-systemd.device-timeout=10s 0 2\n\
+            LABEL=tenuto-keep /.tenuto/keep ext4 noatime,x-systemd.device-timeout=10s 0 2\n\
             / /.tenuto/system none bind 0 0\n\
+            /.tenuto/keep/etc/app.conf /etc/app.conf none \
+            bind,x-systemd.requires-mounts-for=/.tenuto/keep 0 0\n\
             /.tenuto/write-back/home/a\\040b/.config /home/a\\040b/.config none \
             bind,x-systemd.requires-mounts-for=/.tenuto/write-back 0 0\n\
             /.tenuto/never/var/cache /var/cache none \
@@ -270,8 +275,8 @@ mod tests {
             String::from_utf8_lossy(expected)
         );
         let written = written(&new);
-        assert_eq!(written.len(), 7);
-        assert_eq!(written[3].place, "/home/a b/.config");
+        assert_eq!(written.len(), 9);
+        assert_eq!(written[5].place, "/home/a b/.config");
         assert!(written[0].has_option("x-systemd.device-timeout"));
     }
 

@@ -4,7 +4,7 @@
 //! doing it once; times of directories that get a new entry stay.
 
 use super::fstab::{self, MOUNTS, SYSTEM, mount_point};
-use super::matched::inside;
+use super::paths::inside;
 use super::transfer::keeping_times;
 use crate::error::{Error, Result};
 use crate::kind::{Layout, Moved};
@@ -87,7 +87,7 @@ fn symlink(system: &Path, moved: &Moved) -> Result<()> {
     })
 }
 
-fn remove(system: &Path, path: &str) -> Result<()> {
+pub fn remove(system: &Path, path: &str) -> Result<()> {
     let name = path.rsplit('/').next().unwrap_or_default();
     let place = inside(system, path)?;
     let directory = inside(system, parent(path, name))?;

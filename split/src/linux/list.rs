@@ -4,7 +4,8 @@
 //! names is moved with all of them or not at all. Deliberately absent: which paths the rules mean.
 
 use super::fstab::Entry;
-use super::matched::{Matched, inside, is_at_or_below};
+use super::matched::Matched;
+use super::paths::{inside, is_at_or_below};
 use crate::error::{Error, Result};
 use crate::kind::{AtRisk, Class, Listing, Moved, PageFile, SwapPartition};
 use crate::sys::{self, flags};
@@ -82,6 +83,7 @@ pub fn list(root: &Path, matched: Matched) -> Result<Listing> {
             moved: matched.moved,
             refusals: matched.refusals,
             warnings: matched.warnings,
+            forgotten: matched.forgotten,
             ..Listing::default()
         },
         marks,
@@ -151,7 +153,7 @@ impl Walk<'_> {
         let name = path.file_name()?.to_str()?;
         let class = self.listing.moved[owner].class;
         let is_valued = VALUED.contains(&name) || name.to_lowercase().ends_with(".pst");
-        if !is_valued || class == Class::WriteThrough {
+        if !is_valued || !class.is_relaxed() {
             return None;
         }
         self.listing.at_risk.push(AtRisk {

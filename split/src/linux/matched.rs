@@ -4,13 +4,13 @@
 //! so that no path leads out of the file system. Deliberately absent: what the paths hold.
 
 use super::fstab::{Entry, MOUNTS};
+use super::kept::{self, Kept};
+use super::paths::{expand, is_at_or_below};
 use crate::error::{Error, Result};
 use crate::kind::{Class, Moved};
-use crate::rules::{Pattern, Rules, matches_name};
+use crate::rules::{Move, Rules};
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 
 /// More of them by one rule are reached by symbolic links, so that a guest has few mounts.
 const MOUNTS_MAX: usize = 32;
@@ -28,6 +28,8 @@ pub struct Matched {
     pub moved: Vec<Moved>,
     pub refusals: Vec<String>,
     pub warnings: Vec<String>,
+    /// As [`Listing::forgotten`](crate::kind::Listing::forgotten).
+    pub forgotten: Vec<String>,
 }
 
 /// A path that a rule means; `None`: it stays.
@@ -37,36 +39,12 @@ struct Meant {
     symlink: bool,
 }
 
-/// The place of a path below a mount point. Refuses a link on the way, which could lead anywhere.
-pub fn inside(root: &Path, path: &str) -> Result<PathBuf> {
-    let mut place = root.to_owned();
-    for part in Path::new(path).components() {
-        match part {
-            Component::RootDir => continue,
-            Component::Normal(name) => place.push(name),
-            _ => return Err(Error::refused(format!("{path}: is no plain path"))),
-        }
-        if std::fs::symlink_metadata(&place).is_ok_and(|it| it.is_symlink()) {
-            let shown = place.strip_prefix(root).unwrap_or(&place).display();
-            return Err(Error::refused(format!(
-                "{path}: /{shown} is a symbolic link; name the path that it leads to"
-            )));
-        }
-    }
-    Ok(place)
-}
-
-/// Whether a path is another one, or lies below it.
-pub fn is_at_or_below(path: &str, of: &str) -> bool {
-    path.strip_prefix(of)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
 /// Finds what the rules mean below a mount point whose table has these entries.
 pub fn find(root: &Path, rules: &Rules, table: &[Entry]) -> Result<Matched> {
     let mut matched = Matched::default();
     let mut meant = BTreeMap::new();
-    for rule in &rules.moves {
+    let of_pool = |it: &&Move| it.class == Class::Keep;
+    for rule in rules.moves.iter().filter(|it| !of_pool(it)) {
         let found = expand(root, &rule.path, &mut matched.warnings)?;
         let mut paths = Vec::new();
         for (path, is_directory) in found {
@@ -91,72 +69,37 @@ pub fn find(root: &Path, rules: &Rules, table: &[Entry]) -> Result<Matched> {
             meant.insert(path, stays);
         }
     }
-    matched.moved = moved(&meant);
-    Ok(matched)
-}
-
-/// All paths that a pattern means and that are files or directories.
-fn expand(
-    root: &Path,
-    pattern: &Pattern,
-    warnings: &mut Vec<String>,
-) -> Result<Vec<(String, bool)>> {
-    let mut found: Vec<(String, bool)> = vec![(String::new(), true)];
-    for name in &pattern.names {
-        let mut next = Vec::new();
-        for (path, _) in found.into_iter().filter(|(_, is_directory)| *is_directory) {
-            children(root, &path, name, &mut next, warnings)?;
-        }
-        found = next;
-    }
-    Ok(found)
-}
-
-/// The children of a directory that a name of a pattern means.
-fn children(
-    root: &Path,
-    path: &str,
-    pattern: &str,
-    found: &mut Vec<(String, bool)>,
-    warnings: &mut Vec<String>,
-) -> Result<()> {
-    let place = root.join(path.trim_start_matches('/'));
-    let mut take = |name: &OsStr| {
-        let child = place.join(name);
-        let Ok(about) = std::fs::symlink_metadata(&child) else {
-            return;
-        };
-        let shown = format!("{path}/{}", name.to_string_lossy());
-        if about.is_symlink() {
-            warnings.push(format!("{shown} is a symbolic link, which stays as it is"));
-        } else if name.to_str().is_none() {
-            warnings.push(format!(
-                "{shown} stays: a mount of a name that is not UTF-8 is unsafe"
-            ));
-        } else {
-            found.push((shown, about.is_dir()));
-        }
-    };
-    if !pattern.contains('*') {
-        take(OsStr::new(pattern));
-        return Ok(());
-    }
-    let entries = std::fs::read_dir(&place).map_err(|error| Error::io(&place, &error))?;
-    let mut names = Vec::new();
-    for entry in entries {
-        names.push(
-            entry
-                .map_err(|error| Error::io(&place, &error))?
-                .file_name(),
-        );
-    }
-    // The order of a directory is that of its hashes.
-    names.sort();
-    let meant = names
+    let pool: Vec<_> = rules
+        .moves
         .iter()
-        .filter(|it| matches_name(pattern, it.as_bytes(), false));
-    meant.for_each(|it| take(it));
-    Ok(())
+        .filter(of_pool)
+        .map(|it| &it.path)
+        .collect();
+    let Kept {
+        paths,
+        refusals,
+        warnings,
+        forgotten,
+    } = kept::find(root, &pool, table, MOUNTS_MAX)?;
+    matched.refusals.extend(refusals);
+    matched.warnings.extend(warnings);
+    let class = Some(Class::Keep);
+    let paths = paths.into_iter();
+    meant.extend(paths.map(|(path, symlink)| (path, Meant { class, symlink })));
+    matched.moved = moved(&meant);
+    let moves = |file: &String| {
+        matched
+            .moved
+            .iter()
+            .find(|it| is_at_or_below(file, &it.path))
+    };
+    for file in forgotten {
+        match moves(&file) {
+            None => matched.forgotten.push(file),
+            Some(moved) => matched.refusals.push(kept::same_in_all(&file, &moved.path)),
+        }
+    }
+    Ok(matched)
 }
 
 /// Whether a path can have a file system of its own. What stands against it is noted.
@@ -253,6 +196,7 @@ fn moved(meant: &BTreeMap<String, Meant>) -> Vec<Moved> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::paths::inside;
     use super::*;
 
     fn root() -> tempfile::TempDir {

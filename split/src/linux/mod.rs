@@ -7,10 +7,12 @@
 
 mod checked;
 mod fstab;
+mod kept;
 mod linked;
 mod list;
 mod matched;
 mod mounted;
+mod paths;
 mod superblock;
 mod transfer;
 
@@ -20,13 +22,17 @@ use crate::programs::run;
 use crate::rules::Rules;
 use fstab::{MOUNTS, SWAP_LABEL};
 pub(crate) use list::VALUED;
-use matched::inside;
 use mounted::Mounted;
+use paths::inside;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The kinds of file systems that this is for, as `blkid` names them.
 pub const KINDS: [&str; 2] = ["ext4", "xfs"];
+/// `mkfs.xfs` refuses less; its manual page says 300 MB.
+const XFS_BYTES_MIN: u64 = 300 << 20;
+/// With a journal.
+const EXT4_BYTES_MIN: u64 = 16 << 20;
 /// Options of the root by which its guest counts what users have.
 const QUOTAS: [&str; 12] = [
     "quota",
@@ -151,6 +157,9 @@ impl FileSystem for Linux {
         if rules.page_file.is_some() {
             list::page_files(root, &table, swaps, &mut listing)?;
         }
+        if !listing.forgotten.is_empty() {
+            listing.warnings.push(kept::MADE_ANEW.to_owned());
+        }
         let labels = inside(root, "/etc/selinux/config").is_ok_and(|it| it.exists());
         if labels {
             listing.warnings.push(format!(
@@ -159,6 +168,13 @@ impl FileSystem for Linux {
         }
         mounted.close()?;
         Ok(listing)
+    }
+
+    fn smallest_bytes(&self) -> u64 {
+        match self.kind {
+            "xfs" => XFS_BYTES_MIN,
+            _ => EXT4_BYTES_MIN,
+        }
     }
 
     fn swaps_to_partition(&self) -> bool {
@@ -212,6 +228,9 @@ impl FileSystem for Linux {
         let system = Mounted::writable(self.kind, system, self.place("system"))?;
         for moved in &layout.listing.moved {
             transfer::empty(system.place(), moved)?;
+        }
+        for file in &layout.listing.forgotten {
+            kept::forget(system.place(), file)?;
         }
         system.close()
     }

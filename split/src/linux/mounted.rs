@@ -54,7 +54,8 @@ impl Mounted {
 
     /// Mounts a partition over a directory that exists.
     pub fn over(kind: &str, partition: &Path, place: PathBuf) -> Result<Mounted> {
-        Mounted::mount(kind, partition, place, &format!("loop,ro,{SAFE}"))
+        let twin = if kind == "xfs" { ",nouuid" } else { "" };
+        Mounted::mount(kind, partition, place, &format!("loop,ro,{SAFE}{twin}"))
     }
 
     fn mount(kind: &str, partition: &Path, place: PathBuf, options: &str) -> Result<Mounted> {

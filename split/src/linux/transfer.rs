@@ -4,7 +4,7 @@
 //! stays below a moved path is not compared and not taken away. Deliberately absent: mounts, which
 //! the caller has made.
 
-use super::matched::inside;
+use super::paths::inside;
 use crate::error::{Error, Result};
 use crate::kind::Moved;
 use crate::programs::run;
@@ -35,9 +35,16 @@ pub fn copy(from: &Path, to: &Path, moved: &[&Moved]) -> Result<()> {
     // What stays is a place to mount something on.
     for path in moved.iter().flat_map(|it| stays(it)) {
         let place = inside(to, path)?;
-        match place.is_dir() {
-            true => keeping_times(&place, || clear(&place, &[]))?,
-            false => std::fs::write(&place, "").map_err(|error| Error::io(&place, &error))?,
+        if place.is_dir() {
+            keeping_times(&place, || clear(&place, &[]))?;
+        }
+    }
+    // A file that each clone has for itself is not emptied, here and on the system disk: who reads
+    // it before it is mounted finds what the image has, and not a file that is half there.
+    for path in moved.iter().flat_map(|it| &it.kept) {
+        let place = inside(to, path)?;
+        if place.is_file() {
+            std::fs::write(&place, "").map_err(|error| Error::io(&place, &error))?;
         }
     }
     Ok(())
@@ -127,7 +134,7 @@ pub fn compare(from: &Path, to: &Path, paths: &[OsString], options: &[OsString])
 pub fn empty(system: &Path, moved: &Moved) -> Result<()> {
     let kept: Result<Vec<PathBuf>> = moved.kept.iter().map(|it| inside(system, it)).collect();
     let place = inside(system, &moved.path)?;
-    // A path above it was emptied before.
+    // A path above it was emptied before, or it is a file, which is mounted on what it was.
     match place.is_dir() {
         true => clear(&place, &kept?),
         false => Ok(()),

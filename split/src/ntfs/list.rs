@@ -30,10 +30,11 @@ const CLUSTER_BYTES: u64 = 4096;
 /// So many links into what moves are told.
 const LINKS_TOLD_MAX: usize = 100;
 /// Windows does not start, or does not service itself, where one of these is a mount point.
-const UNMOVABLE: [&str; 10] = [
+const UNMOVABLE: [&str; 11] = [
     "\\WINDOWS",
     "\\WINDOWS\\SYSTEM32",
     "\\WINDOWS\\SYSTEM32\\CONFIG",
+    "\\WINDOWS\\SYSTEM32\\DRIVERS",
     "\\WINDOWS\\WINSXS",
     "\\BOOT",
     "\\EFI",

@@ -17,9 +17,9 @@ use super::{Changed, NewVolume, PageFile};
 use crate::error::{Error, Result};
 use crate::kind::{
     AtRisk, Class, FileSystem, Layout, Listing, Moved, PageFile as OldPageFile, Partitions, Swap,
-    SwapPartition, Volume,
+    SwapPartition, Volume, means_nothing, not_there,
 };
-use crate::rules::Rules;
+use crate::rules::{Move, Pattern as RulePattern, Rules};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -27,6 +27,8 @@ const SECTOR_BYTES: u64 = 512;
 const MIB: u64 = 1 << 20;
 /// In a layout, from the root.
 const PAGE_FILE_PATH: &str = "/pagefile.sys";
+/// With its journal, which `mkntfs` makes of two MiB at least.
+const SMALLEST_BYTES: u64 = 16 * MIB;
 /// So many links are told.
 const LINKS_MAX: usize = 3;
 
@@ -84,6 +86,10 @@ impl FileSystem for Windows {
             });
         super::look_registry(partition, page_file.as_ref()).map_err(of(partition))?;
         Ok(listing(&found, rules))
+    }
+
+    fn smallest_bytes(&self) -> u64 {
+        SMALLEST_BYTES
     }
 
     fn swaps_to_partition(&self) -> bool {
@@ -158,14 +164,18 @@ fn class(volume: VolumeIndex) -> Class {
         .unwrap_or(Class::WriteThrough)
 }
 
-/// Those that keep stand behind, so that of two for one path they count.
+/// Of two for one path the later one counts: what stays goes before what moves, and what a pool
+/// keeps before both.
 fn to_rules(rules: &Rules) -> Result<Vec<Rule>> {
-    let moves = rules
-        .moves
-        .iter()
-        .map(|it| (&it.path, Some(index(it.class))));
+    let of_pool = |it: &&Move| it.class == Class::Keep;
+    let moves = rules.moves.iter().filter(|it| !of_pool(it));
+    let pool = rules.moves.iter().filter(of_pool);
+    fn moved(it: &Move) -> (&RulePattern, Option<VolumeIndex>) {
+        (&it.path, Some(index(it.class)))
+    }
     let keeps = rules.keeps.iter().map(|it| (it, None));
-    let rules = moves.chain(keeps).map(|(pattern, volume)| {
+    let all = moves.map(moved).chain(keeps).chain(pool.map(moved));
+    let rules = all.map(|(pattern, volume)| {
         let pattern = Pattern::parse(&pattern.text)?;
         Ok(Rule { pattern, volume })
     });
@@ -206,16 +216,29 @@ fn listing(found: &Found, rules: &Rules) -> Listing {
             .collect(),
         system_files: found.system_files,
         system_bytes: found.system_bytes,
-        at_risk: at_risk
-            .filter(|it| it.class != Class::WriteThrough)
+        at_risk: at_risk.filter(|it| it.class.is_relaxed()).collect(),
+        // Each reset would take what is not there.
+        refusals: unmatched(found, rules)
+            .filter(|it| !it.has_wildcard())
+            .map(|it| not_there(&it.text))
             .collect(),
-        refusals: Vec::new(),
-        warnings: warnings(found),
+        warnings: warnings(found, rules),
+        forgotten: Vec::new(),
     }
 }
 
-fn warnings(found: &Found) -> Vec<String> {
-    let mut warnings = Vec::new();
+/// Patterns of a pool that mean nothing.
+fn unmatched<'a>(found: &'a Found, rules: &'a Rules) -> impl Iterator<Item = &'a RulePattern> {
+    let kept = rules.moves.iter().filter(|it| it.class == Class::Keep);
+    let first = rules.moves.len() + rules.keeps.len() - kept.clone().count();
+    let kept = kept.enumerate();
+    let kept = kept.filter(move |(at, _)| found.unmatched.contains(&(first + at)));
+    kept.map(|(_, it)| &it.path)
+}
+
+fn warnings(found: &Found, rules: &Rules) -> Vec<String> {
+    let many = unmatched(found, rules).filter(|it| it.has_wildcard());
+    let mut warnings: Vec<String> = many.map(|it| means_nothing(&it.text)).collect();
     if found.extended_attributes > 0 {
         let count = found.extended_attributes;
         warnings.push(format!(

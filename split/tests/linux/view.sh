@@ -27,6 +27,7 @@ while read -r what place kind options _; do
     LABEL=tenuto-swap) continue ;;
     LABEL=tenuto-never) disk=$dir/never.raw ;;
     LABEL=tenuto-wb) disk=$dir/write-back.raw ;;
+    LABEL=tenuto-keep) disk=$dir/keep.raw ;;
     LABEL=tenuto-wt) disk=$dir/write-through.raw ;;
     /) mount --bind "$work/guest" "$place"; continue ;;
     *)

@@ -18,6 +18,7 @@ impl Watch for Quiet {
 
 const PROGRAMS: [&str; 3] = ["qemu-img", "qemu-storage-daemon", "sfdisk"];
 const SAFE: &str = "base = \"windows-safe\"\n";
+const POOL: &str = "base = \"windows-safe\"\n[pool]\nkeep = ['\\Users\\bob\\Documents']\n";
 
 fn request(image: &Path, rules: &str) -> Request {
     Request {
@@ -106,6 +107,82 @@ fn a_disk_with_windows_is_split_by_the_shipped_rules() {
     );
 }
 
+/// Fails when: a directory that outlives resets is not on the disk that each clone has for itself,
+/// or what is moved below it is not; or when a path is kept that cannot be, or is not there.
+#[test]
+fn what_clones_of_a_windows_keep_is_on_a_disk_of_its_own() {
+    let test = "what_clones_of_a_windows_keep_is_on_a_disk_of_its_own";
+    if !have_all(test) || !fixture::have(test, &PROGRAMS) {
+        return;
+    }
+    let tree = Tree::new(48, |root| {
+        fixture::windows(root);
+        fs::create_dir(root.join("Windows/System32/drivers")).expect("made");
+    });
+    let image = disk(&tree);
+    let before = fs::read(&image).expect("read");
+    let pool = |keep: &str| format!("{SAFE}[pool]\nmembers = 'desk-{{1..9}}'\nkeep = ['{keep}']\n");
+    let rules = pool("\\users\\bob");
+    let mut split = Split::look(&request(&image, &rules)).expect("it may be split");
+    assert_eq!(split.refusals(), [""; 0]);
+    split.run(&mut Quiet(Vec::new())).expect("it is split");
+    let report = split.report().json("done");
+    let classes = report["classes"].as_array().expect("a list");
+    let kept = classes.iter().find(|it| it["class"] == "keep");
+    let kept = kept.expect("there is a disk for it");
+    assert_eq!(kept["file_system_bytes"], 65 << 20);
+    let moved = report["moved"].as_array().expect("a list");
+    let path = |it: &serde_json::Value| it.to_string().replace('/', "\\");
+    let bob = moved
+        .iter()
+        .find(|it| path(&it["path"]) == "\"\\Users\\bob\"");
+    let nested = path(&bob.expect("it is kept")["nested"]);
+    assert!(
+        nested.contains("\\Users\\bob\\AppData\\Local\""),
+        "{nested}"
+    );
+    let warning = path(&report["warnings"]);
+    let says = "\\Users\\bob\\AppData\\Local is on write-back, which a reset empties, though \
+                \\Users\\bob is kept";
+    assert!(warning.contains(says), "{warning}");
+    let output = request(&image, &rules).output;
+    let [of_all, own] = ["keep.raw", "keep-desk-1.raw"].map(|it| fs::read(output.join(it)));
+    assert!(of_all.expect("read") == own.expect("read"));
+    fs::remove_dir_all(&output).expect("removed");
+    for (keep, kind, says) in [
+        (
+            "\\Gone",
+            Kind::Refused,
+            "image I: \\Gone: [pool] keeps it, and the image does not have it, so each reset would \
+             take it; make it in the guest, or take it out of keep",
+        ),
+        (
+            "\\Users\\bob\\Documents\\letter.txt",
+            Kind::Refused,
+            "image I: partition 2: \\Users\\bob\\Documents\\letter.txt: it is a file, and Windows \
+             mounts volumes at directories only; name its directory",
+        ),
+        (
+            "\\Windows\\System32\\drivers",
+            Kind::Refused,
+            "image I: partition 2: \\Windows\\System32\\drivers: Windows needs it on the disk that \
+             it starts from; move directories inside of it",
+        ),
+    ] {
+        let looked = Split::look(&request(&image, &pool(keep)));
+        let done = looked.and_then(|mut it| it.run(&mut Quiet(Vec::new())));
+        let error = done.expect_err("refused");
+        let message = error.message.replace(&image.display().to_string(), "I");
+        assert_eq!((error.kind, &*message), (kind, says));
+        assert!(!output.exists(), "nothing is made");
+    }
+    let looked = Split::look(&request(&image, &pool("\\Gone\\*"))).expect("it may be split");
+    let nothing = "\\Gone\\*: [pool] keeps nothing by it: the image has no such path";
+    assert_eq!(looked.report().json("none")["warnings"][0], nothing);
+    let after = fs::read(&image).expect("read");
+    assert!(before == after, "the image is not written");
+}
+
 /// Says the test below which image the child splits.
 const IMAGE: &str = "TENUTO_SPLIT_IMAGE";
 
@@ -114,7 +191,7 @@ fn the_split_that_is_killed() {
     let Some(image) = std::env::var_os(IMAGE).map(PathBuf::from) else {
         return;
     };
-    let mut split = Split::look(&request(&image, SAFE)).expect("it may be split");
+    let mut split = Split::look(&request(&image, POOL)).expect("it may be split");
     split.run(&mut Quiet(Vec::new())).expect("it is split");
 }
 
@@ -139,7 +216,7 @@ fn a_whole_split_that_is_killed_goes_on() {
     };
     let kills = fixture::until_it_ends(250, 120, child);
     eprintln!("{kills} kills");
-    let split = Split::look(&request(&image, SAFE)).expect("it is done");
+    let split = Split::look(&request(&image, POOL)).expect("it is done");
     assert_eq!(split.begun(), Some(State::Done));
 }
 

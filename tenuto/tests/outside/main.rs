@@ -94,6 +94,7 @@ mod service;
 mod show;
 mod shown;
 mod split;
+mod split_systemd;
 mod ssh;
 mod storm;
 mod terminal;

@@ -1,4 +1,5 @@
-//! A guest whose disk was split starts from the three disks, which a daemon serves.
+//! A guest whose disk was split starts from its disks, which a daemon serves: as one machine, and
+//! as clones of a pool.
 //!
 //! Always true: the guest has the table that the split wrote, and mounts it with the programs of a
 //! distribution. Deliberately absent: how a disk is split, which the tests of that crate judge.
@@ -18,7 +19,8 @@ const PLACES: [(&str, &str); 4] = [
     ("var/cache/debconf", "kept"),
 ];
 const DISKS: [&str; 3] = ["guest-system", "guest-write-back", "guest-never"];
-const PROGRAMS: [&str; 4] = ["rsync", "sfdisk", "qemu-storage-daemon", "mkswap"];
+pub const UUID: &str = "6fd2c93b-4a1e-4d7c-9a55-0c1b6e2f8d31";
+pub const PROGRAMS: [&str; 4] = ["rsync", "sfdisk", "qemu-storage-daemon", "mkswap"];
 
 const WORK: &str = r#"#!/bin/busybox sh
 export PATH=/bin
@@ -50,6 +52,64 @@ busybox mount -o remount,ro / && say unmounted
 busybox poweroff -f
 "#;
 
+/// A clone says what it finds, and writes its step everywhere.
+const WORK_OF_CLONE: &str = r#"#!/bin/busybox sh
+export PATH=/bin
+busybox mount -t proc proc /proc
+busybox mount -t sysfs sys /sys
+busybox mount -t devtmpfs dev /dev
+for word in $(busybox cat /proc/cmdline); do
+    case $word in tenuto.step=*) step=${word#tenuto.step=} ;; esac
+done
+say() { echo "guest: $*"; }
+/e2/mount -a && say mounted
+for file in /var/lib/app/state /etc/app.conf /etc/machine-id /etc/other /var/cache/file; do
+    say "$file $(busybox cat $file)"
+    echo $step >$file
+done
+echo new >/var/lib/app/$step
+say "app $(busybox ls /var/lib/app | busybox tr '\n' ' ')"
+echo other >/etc/new
+busybox mv /etc/new /etc/app.conf 2>/dev/null || say busy
+busybox sync
+for place in /etc/app.conf /etc/machine-id /var/lib/app /var/cache /.tenuto/never /.tenuto/keep; do
+    busybox umount $place || say "left $place"
+done
+busybox mount -o remount,ro / && say unmounted
+busybox poweroff -f
+"#;
+const RULES_OF_POOL: &str = "\
+[[move]]
+path = \"/var/cache\"
+class = \"never\"
+[pool]
+name = \"office\"
+members = \"desk-{1..2}\"
+keep = [\"/var/lib/app\", \"/etc/app.conf\", \"/etc/machine-id\"]
+";
+/// What a clone is started again and again for.
+const KEPT: [&str; 3] = ["/var/lib/app/state", "/etc/app.conf", "/etc/machine-id"];
+const LOST: [&str; 2] = ["/etc/other", "/var/cache/file"];
+
+/// The disk of a guest with its programs, and files that clones keep and lose.
+fn image_of_clones(machine: &Machine, rig: &Rig) -> PathBuf {
+    let root = rig.dir.join("root");
+    with_libraries(&root, &["mount"]);
+    for part in ["proc", "sys", "dev", "run", "etc"] {
+        fs::create_dir_all(root.join(part)).unwrap();
+    }
+    for file in KEPT.iter().chain(&LOST) {
+        let place = root.join(file.trim_start_matches('/'));
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        fs::write(place, "first\n").unwrap();
+    }
+    fs::write(root.join("etc/fstab"), "/dev/vda / ext4 defaults 0 1\n").unwrap();
+    machine.program(&root, "work", WORK_OF_CLONE);
+    let image = rig.dir.join("gold.img");
+    Machine::image_of(&root, &image, DISK_BYTES);
+    image
+}
+
 /// The disk of a guest with its programs, and data of each class.
 fn image(machine: &Machine, rig: &Rig) -> PathBuf {
     let root = rig.dir.join("root");
@@ -80,8 +140,15 @@ fn image(machine: &Machine, rig: &Rig) -> PathBuf {
 }
 
 fn boot(rig: &Rig, machine: &Machine, step: &str) -> Vec<String> {
-    let mut arguments = Vec::new();
-    for (number, name) in DISKS.iter().enumerate() {
+    boot_from(rig, machine, &DISKS.map(str::to_owned), step)
+}
+
+/// Boots from disks of the daemon, the first of which has the root.
+pub fn boot_from(rig: &Rig, machine: &Machine, disks: &[String], step: &str) -> Vec<String> {
+    // A machine has a UUID; by default QEMU gives none.
+    let uuid = ["-uuid", UUID].map(str::to_owned);
+    let mut arguments = Vec::from(uuid);
+    for (number, name) in disks.iter().enumerate() {
         let drive = format!("if=none,id=d{number},format=raw,file={}", rig.uri(name));
         let device = format!("virtio-blk-pci,drive=d{number}");
         arguments.extend(["-drive".to_owned(), drive, "-device".to_owned(), device]);
@@ -195,4 +262,108 @@ fn a_guest_boots_from_three_disks_and_loses_with_the_ssd_what_its_rules_say() {
     assert_eq!(has(&said), ["etc", "opt", "var/cache/debconf"]);
     assert_eq!(sum(&image), before);
     daemon.stop();
+}
+
+/// Starts a clone, which must find what it kept at its last step, and the rest as it was at first.
+/// Names of later steps sort behind those of earlier ones, and before `state`.
+fn finds(rig: &Rig, machine: &Machine, member: &str, kept: &str, step: &str) {
+    let disks = ["", "-never", "-keep"].map(|it| format!("{member}{it}"));
+    let said = boot_from(rig, machine, &disks, step);
+    assert_eq!(said[0], "mounted", "{member}: {said:?}");
+    for (files, content) in [(&KEPT[..], kept), (&LOST, "first")] {
+        for file in files {
+            let line = format!("{file} {content}");
+            assert!(said.contains(&line), "{member}: {line}: {said:?}");
+        }
+    }
+    // What is made new in a kept directory stays as well; a kept file cannot be replaced.
+    let all = match kept {
+        "first" => format!("app {step} state "),
+        _ => format!("app {kept} {step} state "),
+    };
+    let (all, busy) = (all.trim(), "busy");
+    assert!(said.iter().any(|it| it.trim() == all), "{all}: {said:?}");
+    assert!(said.iter().any(|it| it == busy), "{said:?}");
+}
+
+/// Gives another member a disk of its own, as the lines of the split say it.
+fn second_member(rig: &mut Rig, lines: &str, out: &Path) {
+    let command = lines.lines().find_map(|it| it.strip_prefix("# cp "));
+    let command = format!("cp {}", command.unwrap().replace("NAME", "desk-2"));
+    run("sh", &["-c", &command]);
+    let origin = out.join("keep-desk-2.raw");
+    rig.section(&format!(
+        "[[volume]]\nname = \"desk-2-keep\"\norigin = {origin:?}\nformat = \"raw\"\n\
+         policy = \"write-through\"\n"
+    ));
+    rig.write_config();
+}
+
+/// Fails when: what a clone keeps is lost at its reset or with its host, is that of another clone,
+/// or something else outlives a reset; or when the lines of a split are no configuration.
+#[test]
+fn clones_keep_over_a_reset_what_their_rules_say_and_nothing_else() {
+    let test = "clones_keep_over_a_reset_what_their_rules_say_and_nothing_else";
+    if !may_mount(test) || !have(test, &PROGRAMS) {
+        return;
+    }
+    let mut rig = Rig::new();
+    let Some(machine) = Machine::new(test, &rig.dir) else {
+        return;
+    };
+    let image = image_of_clones(&machine, &rig);
+    let (out, rules) = (rig.dir.join("out"), rig.dir.join("rules.toml"));
+    fs::write(&rules, RULES_OF_POOL).unwrap();
+    let [image_name, out_name, rules_name] = [&image, &out, &rules].map(|it| it.to_str().unwrap());
+    let split = [
+        "image",
+        "split",
+        image_name,
+        "--rules",
+        rules_name,
+        "-o",
+        out_name,
+        "--trust-image",
+    ];
+    let line = rig.refused(&split, EXIT_REFUSED);
+    assert!(
+        line.contains("a reset of a clone throws away all that it wrote, but in 3 paths with "),
+        "{line}"
+    );
+    rig.done(&[&split[..], &["--yes"]].concat());
+    let lines = fs::read_to_string(out.join("volumes.toml")).unwrap();
+    let allow = format!(
+        "[images]\nallow = [{out_name:?}, {:?}]\n[defaults]\nreset-on = \"disconnect\"\n",
+        rig.dir.display()
+    );
+    rig.section(&allow).section(&lines);
+    rig.write_config();
+    rig.done(&["config", "--check"]);
+    second_member(&mut rig, &lines, &out);
+    rig.done(&["config", "--check"]);
+    let shared = ["system.qcow2", "never.raw", "keep.raw"].map(|it| out.join(it));
+    let before = shared.each_ref().map(|it| sum(it));
+
+    let daemon = rig.serve();
+    finds(&rig, &machine, "desk-1", "first", "a1");
+    finds(&rig, &machine, "desk-2", "first", "a2");
+    let kept = rig.show("desk-1-keep");
+    assert_eq!(
+        (&kept["effective_policy"], &kept["dirty_bytes"]),
+        (&"write-through".into(), &0.into())
+    );
+    assert_eq!(rig.show("desk-1-never")["effective_policy"], "ephemeral");
+    finds(&rig, &machine, "desk-1", "a1", "a3");
+    // The host and its SSD are lost.
+    daemon.kill();
+    fs::remove_file(rig.cache_path()).unwrap();
+    rig.lose_stage();
+    let daemon = rig.serve();
+    finds(&rig, &machine, "desk-2", "a2", "a4");
+    daemon.stop();
+    assert_eq!(
+        shared.each_ref().map(|it| sum(it)),
+        before,
+        "no clone writes them"
+    );
 }

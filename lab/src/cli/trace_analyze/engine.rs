@@ -46,7 +46,9 @@ impl Replays {
 
     fn own(&self, class: Class) -> Own {
         let (policy, destage_after_ms) = match class {
-            Class::WriteThrough => (Policy::WriteThrough, self.options.volume.destage_after_ms),
+            Class::WriteThrough | Class::Keep => {
+                (Policy::WriteThrough, self.options.volume.destage_after_ms)
+            }
             Class::WriteBack => (Policy::WriteBack, Some(self.late_ms)),
             Class::Never => (Policy::WriteBack, None),
         };

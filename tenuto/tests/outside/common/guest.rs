@@ -413,7 +413,7 @@ pub fn with_libraries(root: &Path, programs: &[&str]) {
 }
 
 /// Puts the libraries of a program in a root file system to be.
-fn libraries(root: &Path, program: &str) {
+pub fn libraries(root: &Path, program: &str) {
     let needs = run("ldd", &[program]);
     for library in needs
         .split_whitespace()
