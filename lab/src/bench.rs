@@ -7,6 +7,7 @@ pub mod cow;
 pub mod desktops;
 pub mod destage;
 mod direct;
+pub mod durability;
 pub mod engine;
 pub mod failover;
 mod hosts;

@@ -6,7 +6,7 @@ use super::tools::{
     Bench, BenchBurst, BenchDesktops, BenchDestage, BenchEngine, BenchImages, BenchMicro,
     BenchNeighbour, BenchPolicies, BenchRecord, BenchRestart,
 };
-use super::{bench_cluster, bench_cow};
+use super::{bench_cluster, bench_cow, bench_durability};
 use crate::bench::engine::{BenchError, Figures, Options, run as measure};
 use crate::bench::micro::peer::Program;
 use crate::bench::{
@@ -47,6 +47,7 @@ pub fn run(context: &Context, command: &Bench) -> Result<()> {
         Bench::Migrate(command) => bench_cluster::migrate(context, command),
         Bench::Images(command) => images(context, command),
         Bench::Cow(command) => bench_cow::run(context, command),
+        Bench::Durability(command) => bench_durability::run(context, command),
     }
 }
 

@@ -1,0 +1,166 @@
+//! Durability by class of the data: what Capo's paper and a report on throw-away desktops measured.
+//!
+//! Owns the parts and the report of them. Always true: what reaches the storage is counted, not
+//! timed, so that no figure depends on the speed of the machine; a part that was not measured says
+//! why. Deliberately absent: the week of an office under four policies, which `policies` has.
+
+mod classes;
+mod figure10;
+mod page;
+
+use crate::{machine, report};
+use classes::classify;
+use figure10::{Figure10, Row, Source};
+use host::error::{Error, Result};
+use serde_json::{Value, json};
+use split::Rules;
+use split::propose::classed::Classed;
+use std::path::PathBuf;
+
+pub use figure10::{HEAD, ORIGIN_HEAD};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Figure10,
+}
+
+impl Part {
+    pub const ALL: [Part; 1] = [Part::Figure10];
+
+    pub const fn key(self) -> &'static str {
+        match self {
+            Part::Figure10 => "figure10",
+        }
+    }
+}
+
+/// A recorded trace, or the image of its disk, of a workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// None: of all.
+    pub name: Option<String>,
+    pub path: PathBuf,
+}
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub parts: Vec<Part>,
+    pub traces: Vec<Named>,
+    pub images: Vec<Named>,
+    /// A table of rules that is shipped, or a file.
+    pub rules: String,
+    pub html: Option<PathBuf>,
+}
+
+pub struct Report {
+    options: Options,
+    pub figure10: Option<Figure10>,
+}
+
+/// What does not fit together, before anything is measured.
+fn check(options: &Options) -> Result<()> {
+    let traced = |it: &Named| options.traces.iter().any(|of| of.name == it.name);
+    for image in options.images.iter().filter(|it| it.name.is_some()) {
+        if !traced(image) {
+            let name = image.name.as_deref().unwrap_or_default();
+            return Err(Error::usage(format!(
+                "--image {name}={}: there is no --trace {name}=FILE; name the image of a trace",
+                image.path.display()
+            )));
+        }
+    }
+    let unnamed = options.images.iter().filter(|it| it.name.is_none());
+    if unnamed.count() > 1 {
+        return Err(Error::usage(
+            "--image: several without a name; write --image NAME=IMAGE for each trace",
+        ));
+    }
+    if options.traces.is_empty() && !options.images.is_empty() {
+        return Err(Error::usage(
+            "--image: is for a trace; give --trace NAME=FILE too",
+        ));
+    }
+    for (at, trace) in options.traces.iter().enumerate() {
+        if options.traces[..at].iter().any(|it| it.name == trace.name) {
+            let name = trace.name.as_deref().unwrap_or_default();
+            return Err(Error::usage(format!(
+                "--trace {name}: is given twice; give each workload a name of its own"
+            )));
+        }
+    }
+    report::check(options.html.as_deref())
+}
+
+/// The table of rules; what is wrong with it is the user's to put right.
+fn classed(options: &Options) -> Result<Classed> {
+    let rules = Rules::load(&options.rules);
+    let rules = rules.map_err(|error| Error::usage(error.message))?;
+    Ok(Classed::new(rules))
+}
+
+pub fn run(options: &Options) -> Result<Report> {
+    check(options)?;
+    let classed = classed(options)?;
+    let mut report = Report {
+        options: options.clone(),
+        figure10: None,
+    };
+    if options.parts.contains(&Part::Figure10) {
+        report.figure10 = Some(from_traces(options, &classed)?);
+    }
+    if let Some(path) = &options.html {
+        report::save(path, &page::page(&report))?;
+    }
+    Ok(report)
+}
+
+fn from_traces(options: &Options, classed: &Classed) -> Result<Figure10> {
+    let mut rows = Vec::new();
+    for trace in &options.traces {
+        let images = options.images.iter();
+        let image = images
+            .filter(|it| it.name.is_none() || it.name == trace.name)
+            .max_by_key(|it| it.name.is_some());
+        let image = image.map(|it| it.path.as_path());
+        rows.push(Row {
+            name: trace.name.clone().unwrap_or_default(),
+            source: Source::Rules,
+            writes: classify(&trace.path, image, classed)?,
+            origin: None,
+            said: None,
+        });
+    }
+    Ok(Figure10 {
+        rules: options.rules.clone(),
+        rows,
+        missing: Vec::new(),
+        guest: None,
+    })
+}
+
+impl Report {
+    pub fn machine(&self) -> String {
+        machine::text()
+    }
+
+    pub fn headline(&self) -> String {
+        let parts: Vec<&str> = self.options.parts.iter().map(|it| it.key()).collect();
+        format!(
+            "durability by class: {}; table of rules {}",
+            parts.join(", "),
+            self.options.rules
+        )
+    }
+
+    pub fn document(&self) -> Value {
+        json!({
+            "benchmark": "durability",
+            "parameters": {
+                "parts": self.options.parts.iter().map(|it| it.key()).collect::<Vec<_>>(),
+                "rules": self.options.rules,
+            },
+            "figure10": self.figure10.as_ref().map(Figure10::document),
+            "machine": machine::document(),
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! `tenuto bench durability`: writes by class of the data, and what reaches the storage of them.
+//!
+//! Always true: what falls short of the paper is a line of the report and no failure.
+
+use crate::bench::durability::{self, HEAD, Named, ORIGIN_HEAD, Options, Part, Report};
+use clap::Args;
+use host::cli::{Context, output};
+use host::error::Result;
+use std::path::PathBuf;
+
+#[derive(Clone, Debug, Args)]
+pub struct BenchDurability {
+    /// What is measured, with commas between: writes of workloads by class
+    #[arg(long = "part", value_name = "PART,PART", value_delimiter = ',')]
+    #[arg(default_value = "figure10", value_parser = ["figure10"])]
+    pub parts: Vec<String>,
+    /// A recorded workload for figure10, as `tenuto trace record` writes it; may be given several
+    /// times. The names web, mail and office are held against the paper
+    #[arg(long = "trace", value_name = "NAME=FILE", value_parser = trace)]
+    pub traces: Vec<Named>,
+    /// The image of the disk of a trace, or of all of them, after it was recorded: says which
+    /// files were written (raw; ext2, ext3, ext4 or NTFS)
+    #[arg(long = "image", value_name = "[NAME=]IMAGE", value_parser = image)]
+    pub images: Vec<Named>,
+    /// The table of rules that gives paths their classes, as for `tenuto image split`
+    #[arg(long, value_name = "TABLE", default_value = "linux")]
+    pub rules: String,
+    /// Write the plots as a page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+fn trace(text: &str) -> std::result::Result<Named, String> {
+    let parts = text.split_once('=');
+    let parts = parts.filter(|(name, path)| !name.is_empty() && !path.is_empty());
+    let (name, path) = parts.ok_or("write it as NAME=FILE, as web=web.trace")?;
+    Ok(Named {
+        name: Some(name.to_owned()),
+        path: path.into(),
+    })
+}
+
+fn image(text: &str) -> std::result::Result<Named, String> {
+    match text.split_once('=') {
+        None if !text.is_empty() => Ok(Named {
+            name: None,
+            path: text.into(),
+        }),
+        _ => trace(text).map_err(|_| "write it as IMAGE or NAME=IMAGE".to_owned()),
+    }
+}
+
+pub fn run(context: &Context, command: &BenchDurability) -> Result<()> {
+    let asked = |part: &Part| command.parts.iter().any(|name| name == part.key());
+    let options = Options {
+        parts: Part::ALL.into_iter().filter(asked).collect(),
+        traces: command.traces.clone(),
+        images: command.images.clone(),
+        rules: command.rules.clone(),
+        html: command.html.clone(),
+    };
+    let report = durability::run(&options)?;
+    context
+        .output()
+        .document(&report.document(), || text(&report, &options))
+}
+
+fn text(report: &Report, options: &Options) -> String {
+    let mut text = format!("{}\n{}\n", report.headline(), report.machine());
+    let lines = |lines: &[String]| -> String { lines.iter().map(|it| format!("{it}\n")).collect() };
+    if let Some(figure) = &report.figure10 {
+        let right = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+        text += "\nwrites by class: of requests, then of bytes, then of requests what the file \
+                 system keeps for itself, what no file has any more, and the page file\n";
+        text += &output::table(&HEAD, &figure.rows(), &right);
+        let origin = figure.origin_rows();
+        if !origin.is_empty() {
+            text += "\n";
+            text += &output::table(&ORIGIN_HEAD, &origin, &right[..5]);
+        }
+        text += &lines(&figure.notes());
+    }
+    let page = options.html.as_ref();
+    text + &page.map_or(String::new(), |path| format!("plots: {}\n", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fails when: a trace without a name is taken, or the image of one trace counts for all.
+    #[test]
+    fn a_trace_has_a_name_and_an_image_may_have_one() {
+        let of = |it: std::result::Result<Named, String>| it.map(|it| (it.name, it.path));
+        let named = |name: &str| Some(name.to_owned());
+        assert_eq!(of(trace("web=a=b")), Ok((named("web"), "a=b".into())));
+        assert_eq!(of(image("a.img")), Ok((None, "a.img".into())));
+        assert_eq!(of(image("web=a.img")), Ok((named("web"), "a.img".into())));
+        for wrong in ["", "web", "=x", "web="] {
+            assert!(trace(wrong).is_err(), "{wrong}");
+        }
+        assert!(image("").is_err() && image("=x").is_err());
+    }
+}
