@@ -8,10 +8,10 @@
 mod content;
 mod figures;
 mod gold;
-mod guest;
+pub(crate) mod guest;
 mod guests;
 mod initramfs;
-mod kit;
+pub(crate) mod kit;
 mod load;
 mod measure;
 mod modules;

@@ -6,11 +6,15 @@
 
 mod classes;
 mod figure10;
+mod guest;
 mod page;
+mod root;
 
+use crate::interrupt::Interrupt;
+use crate::place::Place;
 use crate::{machine, report};
 use classes::classify;
-use figure10::{Figure10, Row, Source};
+use figure10::{Figure10, Row, Source, Workload};
 use host::error::{Error, Result};
 use serde_json::{Value, json};
 use split::Rules;
@@ -49,6 +53,10 @@ pub struct Options {
     pub images: Vec<Named>,
     /// A table of rules that is shipped, or a file.
     pub rules: String,
+    /// The root file system of the guest: a directory or a raw image.
+    pub guest: Option<PathBuf>,
+    /// Where disks of guests and caches lie.
+    pub directory: PathBuf,
     pub html: Option<PathBuf>,
 }
 
@@ -91,6 +99,22 @@ fn check(options: &Options) -> Result<()> {
     report::check(options.html.as_deref())
 }
 
+impl Options {
+    /// The workloads run here where no trace of them is given, or a guest is.
+    fn has_guest(&self) -> bool {
+        let figure = self.parts.contains(&Part::Figure10);
+        figure && (self.traces.is_empty() || self.guest.is_some())
+    }
+
+    /// How often `progress` is called.
+    pub fn steps(&self) -> u64 {
+        match self.has_guest() {
+            true => 2 * Workload::ALL.len() as u64,
+            false => 0,
+        }
+    }
+}
+
 /// The table of rules; what is wrong with it is the user's to put right.
 fn classed(options: &Options) -> Result<Classed> {
     let rules = Rules::load(&options.rules);
@@ -98,7 +122,7 @@ fn classed(options: &Options) -> Result<Classed> {
     Ok(Classed::new(rules))
 }
 
-pub fn run(options: &Options) -> Result<Report> {
+pub fn run(options: &Options, progress: &dyn Fn()) -> Result<Report> {
     check(options)?;
     let classed = classed(options)?;
     let mut report = Report {
@@ -106,12 +130,31 @@ pub fn run(options: &Options) -> Result<Report> {
         figure10: None,
     };
     if options.parts.contains(&Part::Figure10) {
-        report.figure10 = Some(from_traces(options, &classed)?);
+        report.figure10 = Some(figure10(options, &classed, progress)?);
     }
     if let Some(path) = &options.html {
         report::save(path, &page::page(&report))?;
     }
     Ok(report)
+}
+
+fn figure10(options: &Options, classed: &Classed, progress: &dyn Fn()) -> Result<Figure10> {
+    let mut figure = from_traces(options, classed)?;
+    if !options.has_guest() {
+        return Ok(figure);
+    }
+    let interrupt = Interrupt::listen()?;
+    let place = Place::below(&options.directory)?;
+    let wanted = guest::Wanted {
+        place: &place,
+        root: options.guest.as_deref(),
+        rules: &options.rules,
+        classed,
+        workloads: &Workload::ALL,
+    };
+    let mut own = guest::run(&wanted, &interrupt, progress)?;
+    own.rows.splice(0..0, figure.rows.drain(..));
+    Ok(own)
 }
 
 fn from_traces(options: &Options, classed: &Classed) -> Result<Figure10> {

@@ -2,9 +2,10 @@
 //!
 //! Always true: what falls short of the paper is a line of the report and no failure.
 
+use super::bench::directory;
 use crate::bench::durability::{self, HEAD, Named, ORIGIN_HEAD, Options, Part, Report};
 use clap::Args;
-use host::cli::{Context, output};
+use host::cli::{Context, output, progress};
 use host::error::Result;
 use std::path::PathBuf;
 
@@ -25,6 +26,14 @@ pub struct BenchDurability {
     /// The table of rules that gives paths their classes, as for `tenuto image split`
     #[arg(long, value_name = "TABLE", default_value = "linux")]
     pub rules: String,
+    /// The root file system of a guest in which the workloads run: a directory, or a raw image with
+    /// ext4; it needs python3 with sqlite3, mount and swapon. Without it, and without --trace, one
+    /// is made of what this machine has
+    #[arg(long, value_name = "ROOT")]
+    pub guest: Option<PathBuf>,
+    /// Directory for disks of guests and for caches; default: that of temporary files
+    #[arg(long, value_name = "DIR")]
+    pub path: Option<PathBuf>,
     /// Write the plots as a page
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
@@ -57,9 +66,15 @@ pub fn run(context: &Context, command: &BenchDurability) -> Result<()> {
         traces: command.traces.clone(),
         images: command.images.clone(),
         rules: command.rules.clone(),
+        guest: command.guest.clone(),
+        directory: directory(&command.path),
         html: command.html.clone(),
     };
-    let report = durability::run(&options)?;
+    let template = "{bar:40} {pos} of {len} steps, {elapsed}";
+    let bar = progress::counter(context.common.quiet, options.steps(), template);
+    let report = durability::run(&options, &|| bar.inc(1));
+    bar.finish_and_clear();
+    let report = report?;
     context
         .output()
         .document(&report.document(), || text(&report, &options))

@@ -139,7 +139,7 @@ impl<'a> Machine<'a> {
     /// Whether a guest comes up in time; what it said last if not.
     fn probe(&mut self, patience: Duration) -> Result<std::result::Result<(), String>> {
         let (sender, heard) = console();
-        let guest = self.start(0, None, sender)?;
+        let guest = self.start(0, &[], sender)?;
         let mut last = String::new();
         while let Some(left) = patience.checked_sub(guest.started.elapsed()) {
             match heard.recv_timeout(left).map(|it| it.what) {
@@ -154,18 +154,18 @@ impl<'a> Machine<'a> {
         Ok(Err(last))
     }
 
-    /// Starts a guest with its root on this node of QEMU; without one it only comes up.
-    pub fn start(
-        &self,
-        number: usize,
-        disk: Option<&str>,
-        sender: SyncSender<Heard>,
-    ) -> Result<Guest> {
+    /// Starts a guest with its root on the first of these nodes of QEMU; without one it only comes
+    /// up.
+    pub fn start(&self, number: usize, disks: &[&str], sender: SyncSender<Heard>) -> Result<Guest> {
         let serial = match std::env::consts::ARCH {
             "aarch64" => "ttyAMA0",
             _ => "ttyS0",
         };
-        let probe = if disk.is_none() { " tenuto.probe" } else { "" };
+        let probe = if disks.is_empty() {
+            " tenuto.probe"
+        } else {
+            ""
+        };
         let mut command = Command::new(&self.kit.qemu);
         match (std::env::consts::ARCH, self.accelerator) {
             ("aarch64", Accelerator::Kvm) => command.args(["-M", "virt", "-cpu", "host"]),
@@ -182,9 +182,10 @@ impl<'a> Machine<'a> {
             .arg(&self.initramfs)
             .arg("-append")
             .arg(format!("console={serial} quiet panic=-1 {TIMERS}{probe}"));
-        if let Some(node) = disk {
-            let drive = format!("if=none,id=disk,{node}");
-            command.args(["-drive", &drive, "-device", "virtio-blk-pci,drive=disk"]);
+        for (at, node) in disks.iter().enumerate() {
+            let drive = format!("if=none,id=disk{at},{node}");
+            let device = format!("virtio-blk-pci,drive=disk{at}");
+            command.args(["-drive", &drive, "-device", &device]);
         }
         // A group of its own: Ctrl-C is for us, who end the guests in order.
         command

@@ -85,8 +85,8 @@ impl<'a> Fleet<'a> {
     }
 
     fn start(&mut self, number: usize) -> Result<()> {
-        let node = Some(self.disks[number].node.as_str());
-        let guest = self.machine.start(number, node, self.sender.clone())?;
+        let node = self.disks[number].node.as_str();
+        let guest = self.machine.start(number, &[node], self.sender.clone())?;
         self.guests.push(guest);
         Ok(())
     }
