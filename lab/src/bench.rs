@@ -27,5 +27,6 @@ pub mod replicas;
 pub mod restart;
 mod rings;
 mod rounds;
+mod split_disks;
 mod wire;
 mod work;

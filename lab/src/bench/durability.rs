@@ -6,34 +6,42 @@
 
 mod classes;
 mod figure10;
+pub mod figure13;
 mod guest;
 mod page;
 mod root;
+pub mod two_hosts;
 
 use crate::interrupt::Interrupt;
 use crate::place::Place;
 use crate::{machine, report};
 use classes::classify;
 use figure10::{Figure10, Row, Source, Workload};
+use figure13::Figure13;
 use host::error::{Error, Result};
 use serde_json::{Value, json};
 use split::Rules;
 use split::propose::classed::Classed;
 use std::path::PathBuf;
+use two_hosts::TwoHosts;
 
 pub use figure10::{HEAD, ORIGIN_HEAD};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     Figure10,
+    Figure13,
+    Hosts,
 }
 
 impl Part {
-    pub const ALL: [Part; 1] = [Part::Figure10];
+    pub const ALL: [Part; 3] = [Part::Figure10, Part::Figure13, Part::Hosts];
 
     pub const fn key(self) -> &'static str {
         match self {
             Part::Figure10 => "figure10",
+            Part::Figure13 => "figure13",
+            Part::Hosts => "hosts",
         }
     }
 }
@@ -57,12 +65,16 @@ pub struct Options {
     pub guest: Option<PathBuf>,
     /// Where disks of guests and caches lie.
     pub directory: PathBuf,
+    pub figure13: figure13::Options,
+    pub hosts: two_hosts::Options,
     pub html: Option<PathBuf>,
 }
 
 pub struct Report {
     options: Options,
     pub figure10: Option<Figure10>,
+    pub figure13: Option<Figure13>,
+    pub hosts: Option<TwoHosts>,
 }
 
 /// What does not fit together, before anything is measured.
@@ -88,6 +100,14 @@ fn check(options: &Options) -> Result<()> {
             "--image: is for a trace; give --trace NAME=FILE too",
         ));
     }
+    if !options.parts.contains(&Part::Figure10)
+        && (!options.traces.is_empty() || options.guest.is_some())
+    {
+        let line = "--trace and --guest: are for figure10; add it to --part";
+        return Err(Error::usage(line));
+    }
+    options.figure13.check()?;
+    options.hosts.check()?;
     for (at, trace) in options.traces.iter().enumerate() {
         if options.traces[..at].iter().any(|it| it.name == trace.name) {
             let name = trace.name.as_deref().unwrap_or_default();
@@ -108,10 +128,15 @@ impl Options {
 
     /// How often `progress` is called.
     pub fn steps(&self) -> u64 {
-        match self.has_guest() {
+        let part = |part: Part, steps| match self.parts.contains(&part) {
+            true => steps,
+            false => 0,
+        };
+        let guest = match self.has_guest() {
             true => 2 * Workload::ALL.len() as u64,
             false => 0,
-        }
+        };
+        guest + part(Part::Figure13, 1) + part(Part::Hosts, two_hosts::STEPS)
     }
 }
 
@@ -128,9 +153,17 @@ pub fn run(options: &Options, progress: &dyn Fn()) -> Result<Report> {
     let mut report = Report {
         options: options.clone(),
         figure10: None,
+        figure13: None,
+        hosts: None,
     };
     if options.parts.contains(&Part::Figure10) {
         report.figure10 = Some(figure10(options, &classed, progress)?);
+    }
+    if options.parts.contains(&Part::Figure13) {
+        report.figure13 = Some(figure13::run(&options.figure13, progress)?);
+    }
+    if options.parts.contains(&Part::Hosts) {
+        report.hosts = Some(two_hosts::run(&options.hosts, progress)?);
     }
     if let Some(path) = &options.html {
         report::save(path, &page::page(&report))?;
@@ -195,6 +228,12 @@ impl Report {
         )
     }
 
+    /// Requests that were answered with an error.
+    pub fn errors(&self) -> u64 {
+        let users = self.figure13.as_ref().map_or(0, Figure13::errors);
+        users + self.hosts.as_ref().map_or(0, TwoHosts::errors)
+    }
+
     pub fn document(&self) -> Value {
         json!({
             "benchmark": "durability",
@@ -203,6 +242,8 @@ impl Report {
                 "rules": self.options.rules,
             },
             "figure10": self.figure10.as_ref().map(Figure10::document),
+            "figure13": self.figure13.as_ref().map(Figure13::document),
+            "hosts": self.hosts.as_ref().map(TwoHosts::document),
             "machine": machine::document(),
         })
     }

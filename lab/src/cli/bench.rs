@@ -119,7 +119,7 @@ fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
         qcow2_desktops: command.qcow2,
     };
     report::check(command.html.as_deref())?;
-    let seconds = policies::seconds_of(&options) * policies::Column::ALL.len() as u64;
+    let seconds = policies::seconds_of(&options) * policies::Column::RUN.len() as u64;
     let template = "{bar:40} {percent} % {elapsed}, {eta} left";
     let bar = progress::counter(context.common.quiet, seconds, template);
     let report = policies::run(&options, |done| bar.set_position(done));
@@ -135,7 +135,14 @@ fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
         let head = report.head();
         let head: Vec<&str> = head.iter().map(String::as_str).collect();
         let table = output::table(&head, &report.rows(), &[1, 2, 3, 4, 5, 6, 7, 8]);
-        format!("{table}\n{}{}", report.proof(), qcow2_text(&report))
+        let head = policies::Report::SPLIT_HEAD;
+        let split = output::table(&head, &report.split_rows(), &[1, 2, 3, 4, 5, 6]);
+        let split = format!("{split}\n{}\n", report.split_line());
+        format!(
+            "{table}\n{split}\n{}{}",
+            report.proof(),
+            qcow2_text(&report)
+        )
     })?;
     match &report.qcow2 {
         policies::Played::Failed(error) => Err(error.clone()),

@@ -3,17 +3,22 @@
 //! Always true: what falls short of the paper is a line of the report and no failure.
 
 use super::bench::directory;
-use crate::bench::durability::{self, HEAD, Named, ORIGIN_HEAD, Options, Part, Report};
+use crate::bench::durability::{
+    self, HEAD, Named, ORIGIN_HEAD, Options, Part, Report, figure13, two_hosts,
+};
 use clap::Args;
+use host::cli::arguments::{latency, millis, size};
 use host::cli::{Context, output, progress};
-use host::error::Result;
+use host::error::{Error, Result};
 use std::path::PathBuf;
+use std::time::Duration;
 
 #[derive(Clone, Debug, Args)]
 pub struct BenchDurability {
-    /// What is measured, with commas between: writes of workloads by class
+    /// What is measured, with commas between
     #[arg(long = "part", value_name = "PART,PART", value_delimiter = ',')]
-    #[arg(default_value = "figure10", value_parser = ["figure10"])]
+    #[arg(default_value = "figure10,figure13,hosts")]
+    #[arg(value_parser = ["figure10", "figure13", "hosts"])]
     pub parts: Vec<String>,
     /// A recorded workload for figure10, as `tenuto trace record` writes it; may be given several
     /// times. The names web, mail and office are held against the paper
@@ -31,6 +36,34 @@ pub struct BenchDurability {
     /// is made of what this machine has
     #[arg(long, value_name = "ROOT")]
     pub guest: Option<PathBuf>,
+    /// Heavy users of figure13
+    #[arg(long, value_name = "N", default_value_t = 11)]
+    pub users: u32,
+    /// Length of figure13
+    #[arg(long, value_name = "S", default_value_t = 60.0)]
+    pub seconds: f64,
+    /// Latency of the simulated storage of figure13 and hosts
+    #[arg(long, value_name = "TIME", default_value = "5ms")]
+    pub origin_latency: String,
+    /// Requests per second that the simulated storage of figure13 takes
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    pub origin_iops: u32,
+    /// Age at which late data of figure13 goes to the storage; short, so that a short run pays for
+    /// it
+    #[arg(long, value_name = "TIME", default_value = "20s")]
+    pub destage_after: String,
+    /// Desktops of hosts, half of them on each
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub desktops: u32,
+    /// Size of each cache of figure13 and hosts
+    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+    pub cache: String,
+    /// Size of its read tier
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    pub ram: String,
+    /// Seed of everything random in figure13 and hosts
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
     /// Directory for disks of guests and for caches; default: that of temporary files
     #[arg(long, value_name = "DIR")]
     pub path: Option<PathBuf>,
@@ -61,13 +94,39 @@ fn image(text: &str) -> std::result::Result<Named, String> {
 
 pub fn run(context: &Context, command: &BenchDurability) -> Result<()> {
     let asked = |part: &Part| command.parts.iter().any(|name| name == part.key());
+    let origin_latency = latency("--origin-latency", &command.origin_latency)?;
+    let after = millis("--destage-after", &command.destage_after)?;
+    let (cache_bytes, ram_bytes) = (
+        size("--cache", &command.cache)?,
+        size("--ram", &command.ram)?,
+    );
+    let place = directory(&command.path);
     let options = Options {
+        figure13: figure13::Options {
+            users: command.users,
+            seconds: command.seconds,
+            origin_latency,
+            origin_iops: command.origin_iops,
+            destage_after: Duration::from_millis(after),
+            cache_bytes,
+            ram_bytes,
+            seed: command.seed,
+            directory: place.clone(),
+        },
+        hosts: two_hosts::Options {
+            desktops: command.desktops,
+            origin_latency,
+            cache_bytes,
+            ram_bytes,
+            seed: command.seed,
+            directory: place.clone(),
+        },
         parts: Part::ALL.into_iter().filter(asked).collect(),
         traces: command.traces.clone(),
         images: command.images.clone(),
         rules: command.rules.clone(),
         guest: command.guest.clone(),
-        directory: directory(&command.path),
+        directory: place,
         html: command.html.clone(),
     };
     let template = "{bar:40} {pos} of {len} steps, {elapsed}";
@@ -77,7 +136,13 @@ pub fn run(context: &Context, command: &BenchDurability) -> Result<()> {
     let report = report?;
     context
         .output()
-        .document(&report.document(), || text(&report, &options))
+        .document(&report.document(), || text(&report, &options))?;
+    match report.errors() {
+        0 => Ok(()),
+        errors => Err(Error::failed(format!(
+            "bench durability: {errors} requests were answered with an error"
+        ))),
+    }
 }
 
 fn text(report: &Report, options: &Options) -> String {
@@ -94,6 +159,16 @@ fn text(report: &Report, options: &Options) -> String {
             text += &output::table(&ORIGIN_HEAD, &origin, &right[..5]);
         }
         text += &lines(&figure.notes());
+    }
+    if let Some(figure) = &report.figure13 {
+        let table = output::table(&figure13::HEAD, &figure.rows(), &[1, 2, 3, 4, 5, 6]);
+        text += &format!("\n{}\n{table}", figure.headline());
+        text += &lines(&figure.notes());
+    }
+    if let Some(hosts) = &report.hosts {
+        let table = output::table(&two_hosts::HEAD, &hosts.rows(), &[1, 2, 3, 4, 5, 6, 7]);
+        text += &format!("\n{}\n{table}", hosts.headline());
+        text += &lines(&hosts.notes());
     }
     let page = options.html.as_ref();
     text + &page.map_or(String::new(), |path| format!("plots: {}\n", path.display()))

@@ -132,6 +132,8 @@ pub enum Bench {
     ///
     /// figure10: writes of a browser, a mail program and an office program by class, from recorded
     /// traces and by the rules of `image split`. Without a trace the workloads run in a guest.
+    /// figure13: heavy users with a disk for each class, what they ask of the caches and what
+    /// reaches the storage. hosts: throw-away desktops on two hosts with one share.
     Durability(BenchDurability),
 }
 

@@ -4,7 +4,9 @@
 
 use super::Report;
 use super::figure10::{Figure10, HEAD, ORIGIN_HEAD};
-use crate::plot::{bars, escape};
+use super::figure13::{self, Figure13};
+use super::two_hosts::{self, TwoHosts};
+use crate::plot::{Line, Scale, bars, escape, over_seconds};
 use crate::report::{self as frame, Table};
 use split::Class;
 
@@ -17,6 +19,12 @@ pub fn page(report: &Report) -> String {
     let mut below = String::new();
     if let Some(figure) = &report.figure10 {
         below += &of_classes(figure);
+    }
+    if let Some(figure) = &report.figure13 {
+        below += &of_users(figure);
+    }
+    if let Some(hosts) = &report.hosts {
+        below += &of_hosts(hosts);
     }
     frame::page("durability by class of the data", &lead, &none, &below)
 }
@@ -48,5 +56,50 @@ fn of_classes(figure: &Figure10) -> String {
         bars("bytes written, %", &names, &bytes),
         frame::table(&first),
         notes(&figure.notes()),
+    )
+}
+
+fn of_users(figure: &Figure13) -> String {
+    let [asked, sent] = figure.series();
+    let line = |class, name: &str, points| Line {
+        class,
+        dashed: false,
+        name: name.to_owned(),
+        points,
+    };
+    let lines = [
+        line("uncached", "asked of the caches", asked),
+        line("cached", "asked of the storage", sent),
+    ];
+    let rows = figure.rows();
+    let table = Table {
+        head: &figure13::HEAD,
+        rows: &rows,
+    };
+    format!(
+        "<h2>Heavy users on disks by class</h2>\n<p>{}</p>\n{}\n{}{}",
+        escape(&figure.headline()),
+        over_seconds("requests per second", Scale::Linear, &lines),
+        frame::table(&table),
+        notes(&figure.notes()),
+    )
+}
+
+fn of_hosts(hosts: &TwoHosts) -> String {
+    let rows = hosts.rows();
+    let table = Table {
+        head: &two_hosts::HEAD,
+        rows: &rows,
+    };
+    format!(
+        "<h2>Two hosts, one share</h2>\n<p>{}</p>\n{}\n{}{}",
+        escape(&hosts.headline()),
+        bars(
+            "requests at the share in the busiest second",
+            &["reads", "writes"],
+            &hosts.bars()
+        ),
+        frame::table(&table),
+        notes(&hosts.notes()),
     )
 }
