@@ -9,6 +9,7 @@ pub mod bench;
 pub mod cli;
 pub mod client;
 pub mod demo;
+mod guest;
 mod image_files;
 pub mod in_process;
 mod inputs;

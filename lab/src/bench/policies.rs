@@ -166,6 +166,17 @@ pub enum Played {
     Done(qcow2::Measured),
 }
 
+impl Played {
+    fn document(&self) -> Value {
+        match self {
+            Played::NotAsked => Value::Null,
+            Played::Skipped(error) => json!({ "skipped": error.message }),
+            Played::Failed(error) => json!({ "error": error.message }),
+            Played::Done(measured) => measured.document(),
+        }
+    }
+}
+
 /// A part of a disk that is a volume.
 struct Part {
     sectors: Range<u64>,
@@ -245,13 +256,7 @@ fn replay(options: &Options, column: Column, progress: impl Fn(u64)) -> Result<O
         seed: options.seed,
     })?;
     let mut disks = Disks::new(options, column, &synth, &mut machine)?;
-    for desktop in qcow2::sampled(options.desktops, options.qcow2_desktops) {
-        // Places of split disks are none of the whole disk that is played again.
-        if let Disks::Ranges(disks) = &disks {
-            let parts = disks[desktop as usize].iter();
-            machine.watch.disk(parts.map(|part| part.volume));
-        }
-    }
+    disks.watch(options, &mut machine);
     let (mut records, mut second) = (0, 0);
     let mut asked = vec![[0_u32; 2]; end as usize];
     let mut looks = Looks::default();
@@ -325,6 +330,16 @@ impl Disks {
             disks.push(volumes);
         }
         Ok(Disks::Split(Box::new(split), disks))
+    }
+
+    /// Notes what the desktops ask that are played again. Places of split disks are none of the
+    /// whole disk.
+    fn watch(&self, options: &Options, machine: &mut Machine) {
+        let Disks::Ranges(disks) = self else { return };
+        for desktop in qcow2::sampled(options.desktops, options.qcow2_desktops) {
+            let parts = disks[desktop as usize].iter();
+            machine.watch.disk(parts.map(|part| part.volume));
+        }
     }
 
     fn ask(
@@ -683,18 +698,17 @@ impl Report {
                 DestageMode::InPlace => "in-place",
             },
             "policies": outcomes,
-            "qcow2": match &self.qcow2 {
-                Played::NotAsked => Value::Null,
-                Played::Skipped(error) => json!({ "skipped": error.message }),
-                Played::Failed(error) => json!({ "error": error.message }),
-                Played::Done(measured) => measured.document(),
-            },
-            "differential": {
-                "by_ranges": self.mean(Column::Differential),
-                "split_disks": self.mean(Column::SplitDisks),
-                "line": self.split_line(),
-            },
+            "qcow2": self.qcow2.document(),
+            "differential": self.split_document(),
             "machine": self.machine,
+        })
+    }
+
+    fn split_document(&self) -> Value {
+        json!({
+            "by_ranges": self.mean(Column::Differential),
+            "split_disks": self.mean(Column::SplitDisks),
+            "line": self.split_line(),
         })
     }
 

@@ -109,14 +109,14 @@ mod tests {
     fn a_path_has_the_class_of_the_deepest_line_and_the_page_file_its_own() {
         let linux = Classed::new(Rules::load("linux").unwrap());
         for (path, class) in [
-            ("/home/ann/.cache/mozilla/cache2/entries/0", Class::Never),
-            ("/home/ann/.config/app/settings", Class::WriteBack),
-            ("/home/ann/Documents/report.odt", Class::WriteThrough),
+            ("/home/bob/.cache/mozilla/cache2/entries/0", Class::Never),
+            ("/home/bob/.config/app/settings", Class::WriteBack),
+            ("/home/bob/Documents/report.odt", Class::WriteThrough),
             ("/var/cache/apt/pkgcache.bin", Class::Never),
             ("/var/cache/debconf/config.dat", Class::WriteThrough),
             ("/var/caches/x", Class::WriteThrough),
             ("/swapfile", Class::Never),
-            ("/home/ann/swapfile", Class::WriteThrough),
+            ("/home/bob/swapfile", Class::WriteThrough),
             ("/[journal]", Class::WriteThrough),
             ("/[metadata]", Class::WriteThrough),
         ] {
@@ -127,7 +127,7 @@ mod tests {
         for (path, class) in [
             ("C:\\pageFile.sys", Class::Never),
             ("\\Windows\\System32\\config\\hive", Class::WriteBack),
-            ("/Users/ann/documents/x.doc", Class::WriteThrough),
+            ("\\Users\\ann\\documents/x.doc", Class::WriteThrough),
         ] {
             assert_eq!(capo.class(path), class, "{path}");
         }

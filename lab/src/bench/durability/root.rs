@@ -5,7 +5,7 @@
 //! only read. By default the root is made of this machine's own python3 with its libraries, so that
 //! nothing is downloaded. Deliberately absent: a distribution around it.
 
-use crate::demo::kit::Kit;
+use crate::guest::kit::Kit;
 use crate::place::Place;
 use host::error::{Error, Result, cause};
 use split::programs;
@@ -22,6 +22,7 @@ pub const PROGRAMS: [(&str, &str); 3] = [
 ];
 /// Sparse: the system takes 40 MiB, swap 128 MiB, a run less than 100 MiB.
 const DISK_BYTES: u64 = 1 << 30;
+const HOME: &str = concat!("/", "home/user");
 const SWAP_BYTES: usize = 128 << 20;
 /// Where our own files are on the disk.
 const OWN: &str = "/tenuto";
@@ -36,9 +37,9 @@ place = sys.argv[1]
 sys.path.insert(0, place)
 sys.dont_write_bytecode = True
 import web, mail, office
-short = ['--home', os.path.join(place, 'home'), '--pause', '0']
-for program, more in ((web, ['--pages', '1']), (mail, ['--mails', '1']), (office, ['--saves', '1'])):
-    sys.argv = ['program', *short, *more]
+short = ['program', '--home', os.path.join(place, 'home'), '--pause', '0']
+for program, once in ((web, '--pages'), (mail, '--mails'), (office, '--saves')):
+    sys.argv = [*short, once, '1']
     with contextlib.redirect_stdout(io.StringIO()):
         program.main()
 print(os.path.realpath(sys.executable))
@@ -50,7 +51,7 @@ for module in list(sys.modules.values()):
 
 /// What the guest does: programs that it is told on its console, one line each.
 const WORK: &str = r#"#!/tenuto/busybox sh
-export PATH=/tenuto:/usr/sbin:/usr/bin:/sbin:/bin HOME=/home/user PYTHONDONTWRITEBYTECODE=1
+export PATH=/tenuto:/usr/sbin:/usr/bin:/sbin:/bin HOME=ITS_HOME PYTHONDONTWRITEBYTECODE=1
 busybox mount -t proc proc /proc
 busybox mount -t sysfs sys /sys
 busybox mount -t devtmpfs dev /dev
@@ -121,6 +122,11 @@ pub fn make(kit: &Kit, place: &Place, own: Option<&Path>, image: &Path) -> Resul
         }
     }
     add(kit, &files, &python, image)
+}
+
+fn work(python: &str) -> String {
+    let work = WORK.replace("INTERPRETER", python);
+    work.replace("ITS_HOME", HOME)
 }
 
 fn format(kit: &Kit, root: &Path, image: &Path) -> Result<()> {
@@ -196,7 +202,7 @@ fn add(kit: &Kit, files: &Path, python: &str, image: &Path) -> Result<()> {
     for (name, text) in PROGRAMS {
         fs::write(place(name), text).map_err(failed)?;
     }
-    fs::write(place("work"), WORK.replace("INTERPRETER", python)).map_err(failed)?;
+    fs::write(place("work"), work(python)).map_err(failed)?;
     fs::write(place("fstab"), TABLE).map_err(failed)?;
     fs::copy(&kit.busybox, place("busybox")).map_err(failed)?;
     // A swap file has no holes, and zeros would become some.
@@ -215,7 +221,7 @@ fn add(kit: &Kit, files: &Path, python: &str, image: &Path) -> Result<()> {
         orders += &format!("mkdir {directory}\n");
     }
     for of_user in [".cache", ".config", ".local", ".local/share", "Documents"] {
-        orders += &format!("mkdir /home/user/{of_user}\n");
+        orders += &format!("mkdir {HOME}/{of_user}\n");
     }
     orders += "rm /work\nrm /swapfile\nrm /etc/fstab\n";
     let mut write = |directory: &str, name: &str| {

@@ -1,15 +1,19 @@
 //! One real Linux guest under QEMU.
 //!
 //! Owns the process and its serial console. Always true: the process ends with this value, and by
-//! the kernel's hand if the demonstration itself is killed; a guest says lines that begin with
+//! the kernel's hand if this process is killed; a guest says lines that begin with
 //! `tenuto: `, all else on its console is kept only for the case of a failure. Deliberately
-//! absent: what guests do and when; see `guests`.
+//! absent: what guests do and when.
 
-use super::gold;
-use super::initramfs::Archive;
-use super::kit::Kit;
+mod initramfs;
+pub mod kit;
+mod modules;
+
 use host::error::{Error, Result, cause};
 use host::sys;
+use initramfs::Archive;
+use kit::Kit;
+use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -101,7 +105,7 @@ impl<'a> Machine<'a> {
         let mut archive = Archive::default();
         archive.directory("bin");
         archive.program("bin/busybox", &busybox);
-        archive.program("init", gold::init(kit).as_bytes());
+        archive.program("init", init(kit).as_bytes());
         archive.directory("modules");
         for (name, bytes) in &kit.modules {
             archive.program(&format!("modules/{name}.ko"), bytes);
@@ -211,6 +215,28 @@ impl<'a> Machine<'a> {
             started,
         })
     }
+}
+
+/// The program that the kernel starts: it loads the drivers and hands over to the disk.
+fn init(kit: &Kit) -> String {
+    let mut text = String::from(
+        "#!/bin/busybox sh\nexport PATH=/bin\n\
+         busybox mkdir -p /proc /sys /dev /root\n\
+         busybox mount -t proc proc /proc\nbusybox mount -t sysfs sys /sys\n\
+         busybox mount -t devtmpfs dev /dev\n",
+    );
+    for (name, _) in &kit.modules {
+        // What the kernel has built in after all is refused, and nothing is lost by that.
+        let _ = writeln!(text, "busybox insmod /modules/{name}.ko 2>/dev/null");
+    }
+    text.push_str(
+        "echo 'tenuto: up'\n\
+         busybox grep -q tenuto.probe /proc/cmdline && busybox poweroff -f\n\
+         busybox mount -t ext4 /dev/vda /root || \
+         { echo 'tenuto: wrong no root file system'; busybox poweroff -f; }\n\
+         exec busybox switch_root /root /work\n",
+    );
+    text
 }
 
 /// Passes lines on until the pipe is closed or nobody wants them any more.
