@@ -35,6 +35,7 @@ mod device;
 mod die_at;
 mod documents;
 mod drain;
+mod durability;
 mod events;
 mod failing;
 mod flow;
