@@ -16,9 +16,9 @@ use crate::interrupt::Interrupt;
 use crate::place::Place;
 use crate::{machine, report};
 use classes::classify;
-use figure10::{Figure10, Row, Source, Workload};
+use figure10::{Figure10, Missing, Row, Source, Workload};
 use figure13::Figure13;
-use host::error::{Error, Result};
+use host::error::{Error, Kind, Result};
 use serde_json::{Value, json};
 use split::Rules;
 use split::propose::classed::Classed;
@@ -150,6 +150,7 @@ fn classed(options: &Options) -> Result<Classed> {
 pub fn run(options: &Options, progress: &dyn Fn()) -> Result<Report> {
     check(options)?;
     let classed = classed(options)?;
+    let interrupt = Interrupt::listen()?;
     let mut report = Report {
         options: options.clone(),
         figure10: None,
@@ -157,11 +158,13 @@ pub fn run(options: &Options, progress: &dyn Fn()) -> Result<Report> {
         hosts: None,
     };
     if options.parts.contains(&Part::Figure10) {
-        report.figure10 = Some(figure10(options, &classed, progress)?);
+        report.figure10 = Some(figure10(options, &classed, &interrupt, progress)?);
     }
+    interrupt.check()?;
     if options.parts.contains(&Part::Figure13) {
         report.figure13 = Some(figure13::run(&options.figure13, progress)?);
     }
+    interrupt.check()?;
     if options.parts.contains(&Part::Hosts) {
         report.hosts = Some(two_hosts::run(&options.hosts, progress)?);
     }
@@ -171,12 +174,16 @@ pub fn run(options: &Options, progress: &dyn Fn()) -> Result<Report> {
     Ok(report)
 }
 
-fn figure10(options: &Options, classed: &Classed, progress: &dyn Fn()) -> Result<Figure10> {
+fn figure10(
+    options: &Options,
+    classed: &Classed,
+    interrupt: &Interrupt,
+    progress: &dyn Fn(),
+) -> Result<Figure10> {
     let mut figure = from_traces(options, classed)?;
     if !options.has_guest() {
         return Ok(figure);
     }
-    let interrupt = Interrupt::listen()?;
     let place = Place::below(&options.directory)?;
     let wanted = guest::Wanted {
         place: &place,
@@ -185,9 +192,21 @@ fn figure10(options: &Options, classed: &Classed, progress: &dyn Fn()) -> Result
         classed,
         workloads: &Workload::ALL,
     };
-    let mut own = guest::run(&wanted, &interrupt, progress)?;
-    own.rows.splice(0..0, figure.rows.drain(..));
-    Ok(own)
+    match guest::run(&wanted, interrupt, progress) {
+        Ok(mut own) => {
+            own.rows.splice(0..0, figure.rows.drain(..));
+            Ok(own)
+        }
+        Err(error) if interrupt.came() || error.kind == Kind::Usage => Err(error),
+        // The other parts need no guest.
+        Err(error) => {
+            figure.missing.push(Missing {
+                what: "guest",
+                why: error.message,
+            });
+            Ok(figure)
+        }
+    }
 }
 
 fn from_traces(options: &Options, classed: &Classed) -> Result<Figure10> {
@@ -226,6 +245,12 @@ impl Report {
             parts.join(", "),
             self.options.rules
         )
+    }
+
+    /// Whether all was measured that was asked for.
+    pub fn is_complete(&self) -> bool {
+        let figure = self.figure10.as_ref();
+        figure.is_none_or(|it| it.missing.is_empty())
     }
 
     /// Requests that were answered with an error.

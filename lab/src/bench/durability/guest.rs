@@ -62,7 +62,7 @@ pub fn run(wanted: &Wanted, interrupt: &Interrupt, progress: &dyn Fn()) -> Resul
                 "{why}; a guest needs qemu-system-x86, busybox-static, e2fsprogs and a kernel in \
                  /boot that can be read; or give --trace NAME=FILE"
             );
-            figure.missing.push(Missing { what: "all", why });
+            figure.missing.push(Missing { what: "guest", why });
             return Ok(figure);
         }
     };

@@ -143,11 +143,8 @@ fn fill(root: &Path, files: &Path) -> Result<String> {
     for (name, text) in PROGRAMS {
         fs::write(files.join(name), text).map_err(failed)?;
     }
-    for part in ["dev", "proc", "sys", "run", "tmp", "etc", "var/tmp"] {
-        fs::create_dir_all(root.join(part)).map_err(failed)?;
-    }
-    let python = find("python3", "python3")?;
-    let mut list = Command::new(&python);
+    let found = find("python3", "python3")?;
+    let mut list = Command::new(&found);
     list.args(["-I", "-c", LIST]).arg(files);
     let listed = run("python3, libpython3-stdlib", &mut list)?;
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
@@ -157,6 +154,7 @@ fn fill(root: &Path, files: &Path) -> Result<String> {
         wanted.push(find(name, package)?.display().to_string());
     }
     let own: Vec<String> = wanted.clone();
+    wanted.push(found.display().to_string());
     for file in own
         .iter()
         .filter(|it| !it.ends_with(".py") && !it.ends_with(".pyc"))
@@ -217,7 +215,10 @@ fn add(kit: &Kit, files: &Path, python: &str, image: &Path) -> Result<()> {
     }
     let mut orders = String::new();
     // What is not there yet is refused, and nothing is lost by that.
-    for directory in ["etc", "home", "home/user", OWN] {
+    let system = [
+        "/dev", "/proc", "/sys", "/run", "/etc", "/tmp", "/var", "/var/tmp",
+    ];
+    for directory in [&system[..], &["/home", HOME, OWN]].concat() {
         orders += &format!("mkdir {directory}\n");
     }
     for of_user in [".cache", ".config", ".local", ".local/share", "Documents"] {
@@ -244,22 +245,46 @@ fn add(kit: &Kit, files: &Path, python: &str, image: &Path) -> Result<()> {
 
 /// Whether all that the guest needs is on its disk: `debugfs` ends well also where a line failed.
 fn is_whole(image: &Path) -> Result<()> {
-    for path in [
+    let own = [
         "/work",
         "/swapfile",
         "/etc/fstab",
         "/tenuto/office.py",
         "/tenuto/busybox",
-    ] {
-        let mut stat = Command::new("debugfs");
-        stat.arg("-R").arg(format!("stat {path}")).arg(image);
-        let said = run("e2fsprogs", &mut stat)?;
-        if !String::from_utf8_lossy(&said.stdout).contains("Type: regular") {
+    ];
+    for path in own {
+        if !has(image, path)? {
             return Err(Error::failed(format!(
                 "the disk of the guest: {path} could not be written; name with --guest a root with \
                  ext4 and 300 MiB free"
             )));
         }
     }
+    for (name, package) in [
+        ("python3", "python3"),
+        ("mount", "mount"),
+        ("swapon", "mount"),
+    ] {
+        let places = PLACES.iter().map(|place| format!("{place}/{name}"));
+        let mut found = false;
+        for path in places {
+            found = found || has(image, &path)?;
+        }
+        if !found {
+            return Err(Error::failed(format!(
+                "the disk of the guest: has no {name} in {}; install {package} in the root that \
+                 --guest names",
+                PLACES.join(", ")
+            )));
+        }
+    }
     Ok(())
+}
+
+/// Whether there is something of that name.
+fn has(image: &Path, path: &str) -> Result<bool> {
+    let mut stat = Command::new("debugfs");
+    stat.arg("-R").arg(format!("stat {path}")).arg(image);
+    let said = run("e2fsprogs", &mut stat)?;
+    Ok(String::from_utf8_lossy(&said.stdout).contains("Type:"))
 }
