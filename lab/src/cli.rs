@@ -6,6 +6,7 @@
 mod bench;
 mod bench_cluster;
 mod bench_cow;
+mod bench_durability;
 mod demo;
 mod sim;
 pub mod tools;

@@ -8,25 +8,21 @@
 mod content;
 mod figures;
 mod gold;
-mod guest;
 mod guests;
-mod initramfs;
-mod kit;
 mod load;
 mod measure;
-mod modules;
 mod page;
 mod run;
 mod side;
 mod summary;
 
+use crate::guest::Machine;
+use crate::guest::kit::Kit;
 use crate::interrupt::Interrupt;
 use crate::place::Place;
 use crate::qemu;
-use guest::Machine;
 use host::error::{Error, Kind, Result, cause};
 use indicatif::ProgressBar;
-use kit::Kit;
 use run::{Driver, Plan, Run, Watch};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -347,6 +347,13 @@ const LAB: &[Verb] = &[
     ),
     ("bench cow", &["bench cow all", "bench cow live --rounds 3"]),
     (
+        "bench durability",
+        &[
+            "bench durability",
+            "bench durability --part figure10 --trace web=web.trace --image desk.img",
+        ],
+    ),
+    (
         "trace info",
         &["trace info disk.trace", "trace info hm_0.csv --format msr"],
     ),

@@ -134,6 +134,8 @@ const CLOCKS_AND_THREADS: &[&str] = &[
     "lab/src/bench",
     "lab/src/cli",
     "lab/src/demo",
+    "lab/src/guest.rs",
+    "lab/src/image_files.rs",
     "lab/src/in_process.rs",
     "lab/src/interrupt.rs",
     "lab/src/machine.rs",

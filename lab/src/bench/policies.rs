@@ -9,6 +9,7 @@ mod limits;
 pub mod page;
 pub mod qcow2;
 
+use crate::bench::split_disks::{DURABILITIES, SplitDisks};
 use crate::machine;
 use crate::replay::machine::{Machine, ReplayError, Sizes};
 use crate::replay::offline::{Volume, asks};
@@ -29,6 +30,9 @@ use workload::trace::{Op, Record};
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
+/// By ranges and on split disks, so much apart is the same.
+const APART_MAX: f64 = 0.05;
+
 #[derive(Clone, Debug)]
 pub struct Options {
     pub desktops: u32,
@@ -48,8 +52,11 @@ pub enum Column {
     NoCache,
     WriteThrough,
     WriteBack,
-    /// By class of the data, a volume for each durability.
+    /// By class of the data, a volume for each durability with the places of the whole disk.
     Differential,
+    /// The same on the disks that a split makes, which have places of their own. It stands beside
+    /// the one before and not in the table of the paper.
+    SplitDisks,
 }
 
 impl Column {
@@ -60,12 +67,22 @@ impl Column {
         Column::Differential,
     ];
 
+    /// What is replayed.
+    pub const RUN: [Column; 5] = [
+        Column::NoCache,
+        Column::WriteThrough,
+        Column::WriteBack,
+        Column::Differential,
+        Column::SplitDisks,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
             Column::NoCache => "no cache",
             Column::WriteThrough => "write-through",
             Column::WriteBack => "write-back",
             Column::Differential => "differential",
+            Column::SplitDisks => "split disks",
         }
     }
 
@@ -76,7 +93,9 @@ impl Column {
             Column::NoCache => [(100, 100); 6],
             Column::WriteThrough => [(38, 59), (37, 56), (67, 87), (48, 74), (73, 88), (52, 92)],
             Column::WriteBack => [(29, 25), (26, 20), (45, 30), (31, 29), (57, 28), (41, 40)],
-            Column::Differential => [(30, 34), (35, 28), (61, 58), (44, 60), (69, 47), (62, 59)],
+            Column::Differential | Column::SplitDisks => {
+                [(30, 34), (35, 28), (61, 58), (44, 60), (69, 47), (62, 59)]
+            }
         };
         percent.map(|(peak, total)| (f64::from(peak) / 100.0, f64::from(total) / 100.0))
     }
@@ -87,7 +106,7 @@ impl Column {
             Column::NoCache => None,
             Column::WriteThrough => Some((0.525, 0.76)),
             Column::WriteBack => Some((0.25, 0.20)),
-            Column::Differential => Some((0.501, 0.476)),
+            Column::Differential | Column::SplitDisks => Some((0.501, 0.476)),
         }
     }
 }
@@ -147,6 +166,17 @@ pub enum Played {
     Done(qcow2::Measured),
 }
 
+impl Played {
+    fn document(&self) -> Value {
+        match self {
+            Played::NotAsked => Value::Null,
+            Played::Skipped(error) => json!({ "skipped": error.message }),
+            Played::Failed(error) => json!({ "error": error.message }),
+            Played::Done(measured) => measured.document(),
+        }
+    }
+}
+
 /// A part of a disk that is a volume.
 struct Part {
     sectors: Range<u64>,
@@ -162,7 +192,7 @@ pub fn run(options: &Options, progress: impl Fn(u64) + Sync) -> Result<Report> {
     let work = || -> Result<()> {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed) as usize;
-            let Some(column) = Column::ALL.get(at) else {
+            let Some(column) = Column::RUN.get(at) else {
                 return Ok(());
             };
             let outcome = replay(options, *column, |seconds| {
@@ -175,7 +205,7 @@ pub fn run(options: &Options, progress: impl Fn(u64) + Sync) -> Result<Report> {
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = threads.min(Column::ALL.len());
+    let threads = threads.min(Column::RUN.len());
     std::thread::scope(|scope| {
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         running
@@ -183,7 +213,7 @@ pub fn run(options: &Options, progress: impl Fn(u64) + Sync) -> Result<Report> {
             .try_for_each(|thread| thread.join().expect("a panic ends the process"))
     })?;
     let mut outcomes = outcomes.into_inner().expect("nobody panics with it");
-    outcomes.sort_by_key(|outcome| Column::ALL.iter().position(|it| *it == outcome.column));
+    outcomes.sort_by_key(|outcome| Column::RUN.iter().position(|it| *it == outcome.column));
     Ok(Report {
         options: options.clone(),
         outcomes,
@@ -225,11 +255,8 @@ fn replay(options: &Options, column: Column, progress: impl Fn(u64)) -> Result<O
         },
         seed: options.seed,
     })?;
-    let disks = volumes(options, column, &synth, &mut machine)?;
-    for desktop in qcow2::sampled(options.desktops, options.qcow2_desktops) {
-        let parts = disks[desktop as usize].iter();
-        machine.watch.disk(parts.map(|part| part.volume));
-    }
+    let mut disks = Disks::new(options, column, &synth, &mut machine)?;
+    disks.watch(options, &mut machine);
     let (mut records, mut second) = (0, 0);
     let mut asked = vec![[0_u32; 2]; end as usize];
     let mut looks = Looks::default();
@@ -239,7 +266,7 @@ fn replay(options: &Options, column: Column, progress: impl Fn(u64)) -> Result<O
         looks.look(&machine, record.time_ns);
         let kind = usize::from(record.op == Op::Write);
         asked[now as usize][kind] += u32::from(record.op != Op::Flush);
-        ask(&mut machine, &disks[record.disk.0 as usize], &record)?;
+        disks.ask(&mut machine, &record)?;
         if now >= second + 600 {
             progress(now - second);
             second = now;
@@ -271,68 +298,140 @@ fn replay(options: &Options, column: Column, progress: impl Fn(u64)) -> Result<O
     })
 }
 
-/// The volumes of every disk, in the order of their sectors.
-fn volumes(
-    options: &Options,
-    column: Column,
-    synth: &Synth,
-    machine: &mut Machine,
-) -> Result<Vec<Vec<Part>>> {
-    let usual = Volume {
+/// The volumes of all desktops.
+enum Disks {
+    /// In the order of their sectors.
+    Ranges(Vec<Vec<Part>>),
+    /// In the order of the durabilities.
+    Split(Box<SplitDisks>, Vec<[VolumeId; 3]>),
+}
+
+impl Disks {
+    fn new(
+        options: &Options,
+        column: Column,
+        synth: &Synth,
+        machine: &mut Machine,
+    ) -> Result<Disks> {
+        let desktops = 0..options.desktops;
+        if column != Column::SplitDisks {
+            let disks = desktops.map(|at| volumes(options, column, synth, machine, at * 3));
+            return Ok(Disks::Ranges(disks.collect::<Result<_>>()?));
+        }
+        let split = SplitDisks::new(synth);
+        let mut disks = Vec::new();
+        for desktop in desktops {
+            let mut volumes = [VolumeId(0); 3];
+            for (at, durability) in DURABILITIES.into_iter().enumerate() {
+                let spec =
+                    settings(options, durability).spec(desktop * 3 + at as u32, split.bytes(at));
+                volumes[at] = machine.attach(spec)?;
+            }
+            disks.push(volumes);
+        }
+        Ok(Disks::Split(Box::new(split), disks))
+    }
+
+    /// Notes what the desktops ask that are played again. Places of split disks are none of the
+    /// whole disk.
+    fn watch(&self, options: &Options, machine: &mut Machine) {
+        let Disks::Ranges(disks) = self else { return };
+        for desktop in qcow2::sampled(options.desktops, options.qcow2_desktops) {
+            let parts = disks[desktop as usize].iter();
+            machine.watch.disk(parts.map(|part| part.volume));
+        }
+    }
+
+    fn ask(
+        &mut self,
+        machine: &mut Machine,
+        record: &Record,
+    ) -> std::result::Result<(), ReplayError> {
+        let (at, desktop) = (Time(record.time_ns), record.disk.0 as usize);
+        match self {
+            Disks::Ranges(disks) => ask(machine, &disks[desktop], record),
+            Disks::Split(split, disks) => {
+                for piece in split.route(record) {
+                    for ask in asks(record.op, piece.sector, piece.sectors) {
+                        machine.ask(at, disks[desktop][piece.disk], ask)?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn usual(options: &Options) -> Volume {
+    Volume {
         policy: Policy::WriteBack,
         destage: options.destage,
         destage_after_ms: Some(options.destage_after_ms),
         dirty_limit_bytes: 64 << 30,
         origin_queue_depth: 32,
         admission: options.admission,
-    };
-    let with = |policy| Volume { policy, ..usual };
-    let disk_bytes = synth.disk_bytes();
-    let mut disks = Vec::new();
-    let mut number = 0;
-    for _ in 0..options.desktops {
-        let mut parts = Vec::new();
-        let mut add = |machine: &mut Machine, settings: Volume, ranges: &[Range<u64>]| {
-            let volume = machine.attach(settings.spec(number, disk_bytes))?;
-            number += 1;
-            parts.extend(ranges.iter().map(|sectors| Part {
-                sectors: sectors.clone(),
-                volume,
-            }));
-            Ok::<(), Error>(())
-        };
-        let whole = 0..disk_bytes / SECTOR_BYTES;
-        let all = std::slice::from_ref(&whole);
-        match column {
-            Column::NoCache => add(machine, with(Policy::Uncached), all)?,
-            Column::WriteThrough => add(machine, with(Policy::WriteThrough), all)?,
-            Column::WriteBack => add(machine, usual, all)?,
-            Column::Differential => {
-                let kinds = [
-                    (Durability::WriteThrough, with(Policy::WriteThrough)),
-                    (Durability::WriteBack, usual),
-                    (
-                        Durability::NoWriteBack,
-                        Volume {
-                            destage_after_ms: None,
-                            ..usual
-                        },
-                    ),
-                ];
-                for (durability, settings) in kinds {
-                    let classes = Class::ALL.into_iter();
-                    let classes = classes.filter(|class| class.durability() == durability);
-                    let ranges: Vec<_> = classes
-                        .flat_map(|class| synth.ranges(class).iter().cloned())
-                        .collect();
-                    add(machine, settings, &ranges)?;
-                }
-            }
-        }
-        parts.sort_by_key(|part| part.sectors.start);
-        disks.push(parts);
     }
-    Ok(disks)
+}
+
+/// Of a volume for data of this durability.
+fn settings(options: &Options, durability: Durability) -> Volume {
+    let usual = usual(options);
+    match durability {
+        Durability::WriteThrough => Volume {
+            policy: Policy::WriteThrough,
+            ..usual
+        },
+        Durability::WriteBack => usual,
+        Durability::NoWriteBack => Volume {
+            destage_after_ms: None,
+            ..usual
+        },
+    }
+}
+
+/// The volumes of a disk, in the order of their sectors; their numbers begin with this one.
+fn volumes(
+    options: &Options,
+    column: Column,
+    synth: &Synth,
+    machine: &mut Machine,
+    mut number: u32,
+) -> Result<Vec<Part>> {
+    let disk_bytes = synth.disk_bytes();
+    let mut parts = Vec::new();
+    let mut add = |settings: Volume, ranges: &[Range<u64>]| {
+        let volume = machine.attach(settings.spec(number, disk_bytes))?;
+        number += 1;
+        parts.extend(ranges.iter().map(|sectors| Part {
+            sectors: sectors.clone(),
+            volume,
+        }));
+        Ok::<(), Error>(())
+    };
+    let policy = match column {
+        Column::NoCache => Policy::Uncached,
+        Column::WriteThrough => Policy::WriteThrough,
+        Column::WriteBack | Column::Differential | Column::SplitDisks => Policy::WriteBack,
+    };
+    if column == Column::Differential {
+        for durability in DURABILITIES {
+            let classes = Class::ALL.into_iter();
+            let classes = classes.filter(|class| class.durability() == durability);
+            let ranges: Vec<_> = classes
+                .flat_map(|class| synth.ranges(class).iter().cloned())
+                .collect();
+            add(settings(options, durability), &ranges)?;
+        }
+    } else {
+        let whole = 0..disk_bytes / SECTOR_BYTES;
+        let settings = Volume {
+            policy,
+            ..usual(options)
+        };
+        add(settings, std::slice::from_ref(&whole))?;
+    }
+    parts.sort_by_key(|part| part.sectors.start);
+    Ok(parts)
 }
 
 /// A record, cut where it goes from one volume to the next.
@@ -389,6 +488,43 @@ impl Report {
         let parts: Vec<_> = (0..6).map(|peak| self.part(column, peak)).collect();
         let mean = |of: fn(&(f64, f64)) -> f64| parts.iter().map(of).sum::<f64>() / 6.0;
         (mean(|part| part.0), mean(|part| part.1))
+    }
+
+    /// Of each peak and of all: the row by ranges, that of split disks, and how far they are apart.
+    pub fn split_rows(&self) -> Vec<Vec<String>> {
+        let row = |name: &str, of: &dyn Fn(Column) -> (f64, f64)| {
+            let (ranges, disks) = (of(Column::Differential), of(Column::SplitDisks));
+            let mut row = vec![name.to_owned()];
+            for (ranges, disks) in [(ranges.0, disks.0), (ranges.1, disks.1)] {
+                row.extend([
+                    percent(ranges),
+                    percent(disks),
+                    percent(apart(ranges, disks)),
+                ]);
+            }
+            row
+        };
+        let named = peaks().into_iter().enumerate();
+        let mut rows: Vec<Vec<String>> = named
+            .map(|(peak, period)| row(period.name, &|column| self.part(column, peak)))
+            .collect();
+        rows.push(row("mean", &|column| self.mean(column)));
+        rows
+    }
+
+    /// Whether the differential row is the same on split disks.
+    pub fn split_line(&self) -> String {
+        let [ranges, disks] = [Column::Differential, Column::SplitDisks].map(|it| self.mean(it));
+        let (busiest, total) = (apart(ranges.0, disks.0), apart(ranges.1, disks.1));
+        let is_same = busiest.max(total) <= APART_MAX;
+        format!(
+            "differential by ranges and on split disks: {} apart in the busiest second, {} in \
+             total (wanted: at most {}): {}",
+            percent(busiest),
+            percent(total),
+            percent(APART_MAX),
+            if is_same { "reached" } else { "not reached" }
+        )
     }
 
     pub fn head(&self) -> Vec<String> {
@@ -562,15 +698,34 @@ impl Report {
                 DestageMode::InPlace => "in-place",
             },
             "policies": outcomes,
-            "qcow2": match &self.qcow2 {
-                Played::NotAsked => Value::Null,
-                Played::Skipped(error) => json!({ "skipped": error.message }),
-                Played::Failed(error) => json!({ "error": error.message }),
-                Played::Done(measured) => measured.document(),
-            },
+            "qcow2": self.qcow2.document(),
+            "differential": self.split_document(),
             "machine": self.machine,
         })
     }
+
+    fn split_document(&self) -> Value {
+        json!({
+            "by_ranges": self.mean(Column::Differential),
+            "split_disks": self.mean(Column::SplitDisks),
+            "line": self.split_line(),
+        })
+    }
+
+    pub const SPLIT_HEAD: [&'static str; 7] = [
+        "peak",
+        "busiest second: by ranges",
+        "split disks",
+        "apart",
+        "total: by ranges",
+        "split disks",
+        "apart",
+    ];
+}
+
+/// Of two figures of one thing, how far the second is from the first, as part of that.
+fn apart(first: f64, second: f64) -> f64 {
+    (second - first).abs() / first.max(f64::MIN_POSITIVE)
 }
 
 fn percent(part: f64) -> String {

@@ -6,7 +6,7 @@ use super::tools::{
     Bench, BenchBurst, BenchDesktops, BenchDestage, BenchEngine, BenchImages, BenchMicro,
     BenchNeighbour, BenchPolicies, BenchRecord, BenchRestart,
 };
-use super::{bench_cluster, bench_cow};
+use super::{bench_cluster, bench_cow, bench_durability};
 use crate::bench::engine::{BenchError, Figures, Options, run as measure};
 use crate::bench::micro::peer::Program;
 use crate::bench::{
@@ -47,6 +47,7 @@ pub fn run(context: &Context, command: &Bench) -> Result<()> {
         Bench::Migrate(command) => bench_cluster::migrate(context, command),
         Bench::Images(command) => images(context, command),
         Bench::Cow(command) => bench_cow::run(context, command),
+        Bench::Durability(command) => bench_durability::run(context, command),
     }
 }
 
@@ -118,7 +119,7 @@ fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
         qcow2_desktops: command.qcow2,
     };
     report::check(command.html.as_deref())?;
-    let seconds = policies::seconds_of(&options) * policies::Column::ALL.len() as u64;
+    let seconds = policies::seconds_of(&options) * policies::Column::RUN.len() as u64;
     let template = "{bar:40} {percent} % {elapsed}, {eta} left";
     let bar = progress::counter(context.common.quiet, seconds, template);
     let report = policies::run(&options, |done| bar.set_position(done));
@@ -134,7 +135,14 @@ fn policies(context: &Context, command: &BenchPolicies) -> Result<()> {
         let head = report.head();
         let head: Vec<&str> = head.iter().map(String::as_str).collect();
         let table = output::table(&head, &report.rows(), &[1, 2, 3, 4, 5, 6, 7, 8]);
-        format!("{table}\n{}{}", report.proof(), qcow2_text(&report))
+        let head = policies::Report::SPLIT_HEAD;
+        let split = output::table(&head, &report.split_rows(), &[1, 2, 3, 4, 5, 6]);
+        let split = format!("{split}\n{}\n", report.split_line());
+        format!(
+            "{table}\n{split}\n{}{}",
+            report.proof(),
+            qcow2_text(&report)
+        )
     })?;
     match &report.qcow2 {
         policies::Played::Failed(error) => Err(error.clone()),

@@ -1,5 +1,6 @@
 //! Arguments of the commands that drive the product instead of serving with it.
 
+use super::bench_durability::BenchDurability;
 use super::trace::format_named;
 use crate::bench::cow;
 use clap::builder::PossibleValuesParser;
@@ -126,6 +127,14 @@ pub enum Bench {
     /// The evaluation of the COWCache paper: a cache below copy-on-write against Tenuto, offline
     /// or live
     Cow(BenchCow),
+    /// Durability by class of the data: what of writes may be late, and what of them reaches the
+    /// storage
+    ///
+    /// figure10: writes of a browser, a mail program and an office program by class, from recorded
+    /// traces and by the rules of `image split`. Without a trace the workloads run in a guest.
+    /// figure13: heavy users with a disk for each class, what they ask of the caches and what
+    /// reaches the storage. hosts: throw-away desktops on two hosts with one share.
+    Durability(BenchDurability),
 }
 
 #[derive(Clone, Debug, Args)]

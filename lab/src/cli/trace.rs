@@ -7,17 +7,18 @@ use super::trace_agent;
 use super::trace_analyze::{self, Analyze};
 use super::trace_replay::{self, Replay};
 use super::{trace_record, trace_synth};
+use crate::inputs::{self, failed, is_pipe};
 use clap::{Args, Subcommand};
 use host::cli::{Context, output};
 use host::config::units::human_bytes;
 use host::error::{Error, Kind, Result, cause};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::io::{self, BufRead, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use workload::trace::native::Writer;
 use workload::trace::summary::Summary;
-use workload::trace::{Complaints, Format, Item, Op, Reader, Record, SECTOR_BYTES, TraceError};
+use workload::trace::{Complaints, Format, Item, Op, Reader, Record, SECTOR_BYTES};
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -92,14 +93,6 @@ pub fn run(context: &Context, command: Command) -> Result<()> {
     }
 }
 
-fn is_pipe(path: &Path) -> bool {
-    path == Path::new("-")
-}
-
-fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
-    Error::failed(format!("{}: {why}", path.display())).about(path.display().to_string())
-}
-
 /// A file that is to become a trace is not there yet, or may be replaced.
 pub(super) fn must_be_free(path: &Path, force: bool) -> Result<()> {
     if force || path == Path::new("-") || !path.exists() {
@@ -122,42 +115,7 @@ pub(super) fn unwritten(path: &Path, error: &io::Error) -> Error {
 }
 
 pub(super) fn open(from: &From) -> Result<Reader<Box<dyn BufRead>>> {
-    let path = &from.trace;
-    let input: Box<dyn BufRead> = match is_pipe(path) {
-        true => Box::new(BufReader::new(io::stdin())),
-        false => {
-            let file = File::open(path).map_err(|error| no_trace(path, &error))?;
-            Box::new(BufReader::with_capacity(1 << 20, file))
-        }
-    };
-    Reader::open(input, from.format).map_err(|error| refused(path, &error))
-}
-
-/// A file that is not there, or cannot be read at all; `right` is what to name instead.
-pub(super) fn unreadable(path: &Path, error: &io::Error, right: &str) -> Error {
-    let kind = match error.kind() {
-        io::ErrorKind::NotFound => Kind::NotFound,
-        _ => Kind::Failed,
-    };
-    let (place, why) = (path.display().to_string(), cause(error));
-    let message = format!("{place}: {why}; name {right} that exists and can be read");
-    Error::new(kind, message).about(place)
-}
-
-pub(super) fn no_trace(path: &Path, error: &io::Error) -> Error {
-    unreadable(path, error, "a trace")
-}
-
-/// A file that does not begin as a trace does.
-pub(super) fn refused(path: &Path, error: &TraceError) -> Error {
-    match error {
-        TraceError::Io(error) => no_trace(path, error),
-        TraceError::Version(_) => failed(path, format_args!("{error}; use a newer one")),
-        TraceError::Unknown => {
-            let all = Format::ALL.map(Format::name).join(", ");
-            failed(path, format_args!("{error}; name it with --format: {all}"))
-        }
-    }
+    inputs::trace(&from.trace, from.format)
 }
 
 /// Every item of a trace.

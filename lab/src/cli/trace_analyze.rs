@@ -5,24 +5,22 @@
 //! could not be understood or was not looked at is said. Deliberately absent: the analyses, which
 //! are in the crate `workload`.
 
-mod contents;
 mod document;
 mod engine;
-mod image;
-mod ntfs;
 mod page;
 mod propose;
 mod text;
 
-use crate::cli::trace::{format_named, must_be_free, no_trace, refused, unreadable};
+use crate::cli::trace::{format_named, must_be_free};
 use crate::cli::trace_replay::unsaid;
+use crate::image_files::contents::Contents;
+use crate::image_files::{self, ImageOf, Images};
+use crate::inputs::{failed, no_trace, refused, unreadable};
 use clap::Args;
-use contents::Contents;
 use host::cli::Context;
 use host::cli::progress::{Progress, Work};
 use host::config::units::{parse_millis, parse_size, show_millis};
 use host::error::{Error, Kind, Result, cause};
-use image::{ImageOf, Images};
 use propose::{Proposed, Proposing, Request, Wanted};
 use std::cell::Cell;
 use std::fs::File;
@@ -76,7 +74,7 @@ pub struct Analyze {
     durability: Option<PathBuf>,
     /// The image of a disk: gives requests the path of their file (raw; ext2, ext3, ext4 or NTFS;
     /// read by debugfs, fiwalk and partx); may be given several times
-    #[arg(long = "image", value_name = "DISK=IMAGE", value_parser = image::argument)]
+    #[arg(long = "image", value_name = "DISK=IMAGE", value_parser = image_files::argument)]
     images: Vec<ImageOf>,
     /// What the table of blocks may take; beyond it a sample of the blocks is looked at
     #[arg(long, value_name = "SIZE", default_value = "2GiB", value_parser = memory)]
@@ -226,10 +224,6 @@ pub fn run(context: &Context, command: &Analyze) -> Result<()> {
         Some(proposed) => proposed.result(context.common.json),
         None => Ok(()),
     }
-}
-
-fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
-    Error::failed(format!("{}: {why}", path.display())).about(path.display().to_string())
 }
 
 /// Gives each request of all traces, with the path that its trace or the image of its disk knows.

@@ -5,9 +5,8 @@
 //! wrong sum was given wrong bytes; the files depend on the seed only. Deliberately absent: a
 //! distribution; what counts here is that many small files are read, as a boot does.
 
-use super::kit::Kit;
+use crate::guest::kit::Kit;
 use host::error::{Error, Result, cause};
-use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -143,26 +142,4 @@ pub fn sum(kit: &Kit, image: &Path) -> Result<String> {
         Some(sum) if output.status.success() => Ok(sum.to_owned()),
         _ => Err(failed("its checksum cannot be read".into())),
     }
-}
-
-/// The program that the kernel starts: it loads the drivers and hands over to the disk.
-pub fn init(kit: &Kit) -> String {
-    let mut text = String::from(
-        "#!/bin/busybox sh\nexport PATH=/bin\n\
-         busybox mkdir -p /proc /sys /dev /root\n\
-         busybox mount -t proc proc /proc\nbusybox mount -t sysfs sys /sys\n\
-         busybox mount -t devtmpfs dev /dev\n",
-    );
-    for (name, _) in &kit.modules {
-        // What the kernel has built in after all is refused, and nothing is lost by that.
-        let _ = writeln!(text, "busybox insmod /modules/{name}.ko 2>/dev/null");
-    }
-    text.push_str(
-        "echo 'tenuto: up'\n\
-         busybox grep -q tenuto.probe /proc/cmdline && busybox poweroff -f\n\
-         busybox mount -t ext4 /dev/vda /root || \
-         { echo 'tenuto: wrong no root file system'; busybox poweroff -f; }\n\
-         exec busybox switch_root /root /work\n",
-    );
-    text
 }

@@ -4,9 +4,9 @@
 //! do the same; the work begins when all have booted, so boots and work can be told apart at the
 //! origin; a guest that finds wrong bytes, ends early or is late ends the run with its last words.
 
-use super::guest::{Guest, Heard, Machine, What, console};
 use super::run::Watch;
 use super::side::Disk;
+use crate::guest::{Guest, Heard, Machine, What, console};
 use host::error::{Error, Result};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
@@ -85,8 +85,8 @@ impl<'a> Fleet<'a> {
     }
 
     fn start(&mut self, number: usize) -> Result<()> {
-        let node = Some(self.disks[number].node.as_str());
-        let guest = self.machine.start(number, node, self.sender.clone())?;
+        let node = self.disks[number].node.as_str();
+        let guest = self.machine.start(number, &[node], self.sender.clone())?;
         self.guests.push(guest);
         Ok(())
     }

@@ -7,12 +7,12 @@
 
 use super::content::{self, BLOCK, LANE_BLOCKS, LANES};
 use super::gold;
-use super::guest::Machine;
 use super::guests::{Fleet, ROUNDS};
-use super::kit::Kit;
 use super::load;
 use super::measure::{Look, Totals};
 use super::side::{Disk, Disks, Side};
+use crate::guest::Machine;
+use crate::guest::kit::Kit;
 use crate::in_process::{STAGE_BYTES, settings, volume, watched};
 use crate::interrupt::Interrupt;
 use crate::place::{Place, make_cache};

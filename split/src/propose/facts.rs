@@ -4,10 +4,11 @@
 //! a path. Always true: a path is a key, `/` between its names and none at its end, the root empty;
 //! keys of Windows are in small letters and without a drive. Deliberately absent: figures.
 
+use super::classed::{Classed, Known, names};
 use crate::class::Class;
 use crate::linux;
 use crate::ntfs;
-use crate::rules::{Family, Pattern, Rules, matches_name};
+use crate::rules::{Family, Rules, matches_name};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// Directories below this depth count for the one above.
@@ -96,15 +97,6 @@ const OWN: [&[&str]; 2] = [
 ];
 /// The same outside of homes.
 const MAIL: [&[&str]; 2] = [&["/var/mail", "/var/spool/mail"], &[]];
-const PAGE_FILES: [&[&str]; 2] = [&["/swap.img", "/swapfile"], &["/pagefile.sys"]];
-
-/// What a table says of a path, by the deepest of its lines at or above.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Known {
-    Unknown,
-    Kept,
-    Moved(Class),
-}
 
 /// Why a directory stays whatever its figures are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +109,7 @@ pub enum Held {
 #[derive(Debug)]
 pub struct Facts {
     family: Family,
-    rules: Rules,
+    classed: Classed,
     /// How a directory is written, by its key.
     directories: BTreeMap<String, String>,
     files: HashSet<String>,
@@ -137,7 +129,7 @@ impl Facts {
         let rules = Rules::load(table(family)).expect("our own tables are right");
         Facts {
             family,
-            rules,
+            classed: Classed::new(rules),
             directories: BTreeMap::new(),
             files: HashSet::new(),
             valued: BTreeSet::new(),
@@ -158,20 +150,7 @@ impl Facts {
     }
 
     pub fn key(&self, path: &str) -> String {
-        let path = match (self.family, path.as_bytes()) {
-            (Family::Windows, [drive, b':', ..]) if drive.is_ascii_alphabetic() => &path[2..],
-            _ => path,
-        };
-        let separators: &[char] = match self.family {
-            Family::Linux => &['/'],
-            Family::Windows => &['/', '\\'],
-        };
-        let names = path.split(separators).filter(|it| !it.is_empty());
-        let key: String = names.map(|it| format!("/{it}")).collect();
-        match self.family {
-            Family::Linux => key,
-            Family::Windows => key.to_lowercase(),
-        }
+        self.classed.key(path)
     }
 
     pub fn directory(&mut self, path: &str) {
@@ -242,28 +221,18 @@ impl Facts {
             return key;
         }
         let names: Vec<&str> = names(parent(&key));
-        let deeper = self.rules.moves.iter().filter(|it| {
-            it.path.names.len() > DEPTH_MAX && is_at_or_below(&it.path, &names, self.folds())
-        });
-        let deeper = deeper.map(|it| it.path.names.len()).max();
-        let depth = deeper.unwrap_or(DEPTH_MAX).min(names.len());
+        let deepest = self.classed.deepest_move(&names).max(DEPTH_MAX);
+        let depth = deepest.min(names.len());
         names[..depth].iter().map(|it| format!("/{it}")).collect()
     }
 
     pub fn is_page_file(&self, key: &str) -> bool {
-        PAGE_FILES[self.at()].contains(&key)
+        self.classed.is_page_file(key)
     }
 
     /// What the table of the family says of a path.
     pub fn known(&self, key: &str) -> Known {
-        let names = names(key);
-        let fits = |it: &Pattern| is_at_or_below(it, &names, self.folds());
-        let moves = self.rules.moves.iter().filter(|it| fits(&it.path));
-        let moves = moves.map(|it| (it.path.names.len(), Known::Moved(it.class)));
-        let keeps = self.rules.keeps.iter().filter(|it| fits(it));
-        let keeps = keeps.map(|it| (it.names.len(), Known::Kept));
-        let deepest = moves.chain(keeps).max_by_key(|it| it.0);
-        deepest.map_or(Known::Unknown, |it| it.1)
+        self.classed.known(key)
     }
 
     /// Whether it stays for what it is.
@@ -350,10 +319,6 @@ impl Facts {
             Family::Windows => 1,
         }
     }
-
-    fn folds(&self) -> bool {
-        self.family == Family::Windows
-    }
 }
 
 /// Names of one path, put together again.
@@ -374,10 +339,6 @@ const fn table(family: Family) -> &'static str {
     }
 }
 
-pub fn names(key: &str) -> Vec<&str> {
-    key.split('/').filter(|it| !it.is_empty()).collect()
-}
-
 pub fn parent(key: &str) -> &str {
     key.rsplit_once('/').map_or("", |it| it.0)
 }
@@ -391,10 +352,4 @@ pub fn is_within(key: &str, of: &str) -> bool {
 fn fits_names(pattern: &[&str], path: &[&str]) -> bool {
     let mut pairs = pattern.iter().zip(path);
     pairs.all(|(pattern, name)| matches_name(pattern, name.as_bytes(), false))
-}
-
-fn is_at_or_below(pattern: &Pattern, path: &[&str], ignore_case: bool) -> bool {
-    let depth = pattern.names.len();
-    let bytes: Vec<&[u8]> = path.iter().take(depth).map(|it| it.as_bytes()).collect();
-    pattern.matches(&bytes, ignore_case)
 }

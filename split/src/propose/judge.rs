@@ -5,7 +5,8 @@
 //! children only where all of those that count are of its class. Deliberately absent: what a
 //! candidate saves.
 
-use super::facts::{Facts, Held, Known, is_within, parent};
+use super::classed::Known;
+use super::facts::{Facts, Held, is_within, parent};
 use super::{ASKS_PERCENT, Figures, REWRITTEN_PERCENT};
 use crate::class::Class;
 use crate::rules::Family;

@@ -1,14 +1,16 @@
 //! A table of rules from what a trace says of the directories of an image.
 //!
-//! The way of a proposal: [`facts`] has what is in the image, [`judge`] says of each directory
-//! whether it may be late and why, the caller lets the engine count what each would save,
-//! [`choose`] takes those that save enough, and [`text`] writes the table.
+//! The way of a proposal: [`classed`] says what a table has for a path, [`facts`] has what is in
+//! the image, [`judge`] says of each directory whether it may be late and why, the caller lets the
+//! engine count what each would save, [`choose`] takes those that save enough, and [`text`] writes
+//! the table.
 //!
 //! Always true: nothing is relaxed that asks for durability, that is known as users' own data, or
 //! that has a file with a second name elsewhere; a table that is written is one that
 //! [`Rules`](crate::Rules) reads. Deliberately absent: traces, the engine, and any use of it.
 
 pub mod choose;
+pub mod classed;
 pub mod facts;
 pub mod judge;
 #[cfg(test)]

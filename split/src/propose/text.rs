@@ -5,7 +5,8 @@
 //! absent: where it is written.
 
 use super::choose::{Chosen, Cost};
-use super::facts::{Facts, Known};
+use super::classed::Known;
+use super::facts::Facts;
 use super::judge::{Candidate, Judged, Judgement, Verdict, asks_rule, in_line};
 use super::{Figures, is_above};
 use crate::class::Class;

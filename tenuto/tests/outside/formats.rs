@@ -38,6 +38,13 @@ fn sum(image: &Value, key: &str) -> u64 {
 /// What the table says of the whole week agrees with itself.
 fn assert_week(document: &Value) {
     let policies = document["policies"].as_array().expect("a list");
+    // The row by class is the same where each class has a disk with places of its own.
+    let differential = &document["differential"];
+    for at in 0..2 {
+        let [ranges, disks] = ["by_ranges", "split_disks"]
+            .map(|row| differential[row][at].as_f64().expect("a number"));
+        assert!((disks - ranges).abs() <= ranges * 0.05, "{differential}");
+    }
     let whole = policies[0]["requests_of_desktops"].as_u64();
     for policy in policies {
         assert_eq!(policy["refused"], 0, "{policy}");
@@ -133,6 +140,11 @@ fn without_qemu_the_table_is_there_and_says_how_to_get_it_and_one_that_fails_lea
         line.contains("not installed; Debian has it in qemu-utils"),
         "{line}"
     );
+    // The row by class is the same on disks with places of their own.
+    let mut lines = text.lines();
+    let line = lines.find(|line| line.starts_with("differential by ranges and on split disks"));
+    let line = line.expect("a line");
+    assert!(line.ends_with(": reached"), "{line}");
     // Programs of these names that tell a version and then cannot do it.
     let programs = rig.dir.join("programs");
     std::fs::create_dir(&programs).expect("a directory");

@@ -36,6 +36,7 @@ mod device;
 mod die_at;
 mod documents;
 mod drain;
+mod durability;
 mod events;
 mod failing;
 mod flow;

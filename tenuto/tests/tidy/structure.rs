@@ -20,7 +20,7 @@ const CRATES: &[(&str, usize, usize)] = &[
     ("split", 0, 0),
     ("sim", 14, 0),
     ("host", 24, 1),
-    ("lab", 18, 0),
+    ("lab", 16, 0),
     ("tenuto", 0, 0),
 ];
 

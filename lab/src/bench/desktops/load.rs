@@ -104,6 +104,8 @@ pub struct Load {
     input: Vec<u8>,
     payload: Vec<u8>,
     begun: Instant,
+    /// It may end before its time, once all is answered.
+    ends_early: bool,
     told: Told,
 }
 
@@ -131,8 +133,17 @@ impl Load {
             input: vec![0; INPUT_BYTES],
             payload: pipe::noise(),
             begun: Instant::now(),
+            ends_early: false,
             told: Told::default(),
         })
+    }
+
+    /// The same, over before its time once all is answered.
+    pub fn ending_early(self) -> Load {
+        Load {
+            ends_early: true,
+            ..self
+        }
     }
 
     /// Asks what the records say, at their times, up to `lasts`. Calls `tick` a few times a second.
@@ -156,7 +167,8 @@ impl Load {
                 self.arrive(&record)?;
             }
             self.leave_the_way(now)?;
-            if now >= lasts_ns + REST.as_nanos() as u64 {
+            let is_over = self.ends_early && records.peek().is_none() && self.is_answered();
+            if is_over || now >= lasts_ns + REST.as_nanos() as u64 {
                 break;
             }
             if now >= ticked {
@@ -170,6 +182,11 @@ impl Load {
             self.wait(due.unwrap_or(u64::MAX).min(now + 50_000_000))?;
         }
         Ok(self.ended())
+    }
+
+    fn is_answered(&self) -> bool {
+        let mut desktops = self.desktops.iter();
+        self.on_the_way.is_empty() && desktops.all(|it| it.line.is_empty() && it.open == 0)
     }
 
     fn now(&self) -> u64 {

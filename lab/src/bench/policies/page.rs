@@ -97,6 +97,7 @@ pub fn html(report: &Report) -> String {
     };
     let below = [
         section("Requests at shared storage in each peak", &table(&limits)),
+        split(report),
         parts(report, "busiest second", |part| part.0),
         parts(report, "requests", |part| part.1),
         formats(report),
@@ -120,6 +121,20 @@ pub fn html(report: &Report) -> String {
         &lead,
         &first,
         &below,
+    )
+}
+
+/// The differential row by ranges of one disk, and on split disks.
+fn split(report: &Report) -> String {
+    let rows = report.split_rows();
+    let rows = table(&Table {
+        head: &Report::SPLIT_HEAD,
+        rows: &rows,
+    });
+    let line = escape(&report.split_line());
+    section(
+        "By ranges, and on split disks",
+        &format!("{rows}<p>{line}</p>"),
     )
 }
 

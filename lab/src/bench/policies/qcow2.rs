@@ -249,7 +249,9 @@ pub fn run(
                 }
             }
         }
-        columns.push((outcome.column, sum));
+        if !sum.is_empty() {
+            columns.push((outcome.column, sum));
+        }
     }
     Ok(Measured {
         version,

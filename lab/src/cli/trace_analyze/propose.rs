@@ -5,8 +5,9 @@
 //! or not at all, and is one that `image split --rules` reads. Deliberately absent: what may be
 //! late, which the crate `split` judges.
 
-use super::contents::Contents;
 use super::engine::Replays;
+use crate::image_files::contents::Contents;
+use crate::inputs::failed;
 use crate::replay::offline::Options;
 use host::cli::output;
 use host::config::units::show_millis;
@@ -51,10 +52,6 @@ pub struct Wanted {
     pub late_ms: u64,
     /// Of the engine that counts requests.
     pub options: Options,
-}
-
-fn failed(path: &Path, why: impl std::fmt::Display) -> Error {
-    Error::failed(format!("{}: {why}", path.display())).about(path.display().to_string())
 }
 
 /// Where a path of the traces belongs.

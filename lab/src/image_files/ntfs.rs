@@ -7,7 +7,8 @@
 //! `ntfs`, which panics on foreign bytes; `ntfscluster`, which knows no partitions.
 
 use super::contents::Contents;
-use super::image::{failed, without};
+use super::without;
+use crate::inputs::failed;
 use host::error::{Error, Result, cause};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};

@@ -6,9 +6,11 @@
 //! it. Deliberately absent: other file systems and formats other than raw; what nothing is known of
 //! stays without a path.
 
-use super::contents::{Contents, FileSystem};
-use super::ntfs;
-use crate::cli::trace::unreadable;
+pub mod contents;
+mod ntfs;
+
+use crate::inputs::{failed, unreadable};
+use contents::{Contents, FileSystem};
 use host::error::{Error, Result, cause};
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -114,10 +116,6 @@ impl Found<'_> {
         let name = self.files.places.name(self.number);
         *self.files.ids[self.number].get_or_insert_with(|| paths.id(name))
     }
-}
-
-pub fn failed(image: &Path, why: impl std::fmt::Display) -> Error {
-    Error::failed(format!("{}: {why}", image.display())).about(image.display().to_string())
 }
 
 fn files_of(image: &Path, mut contents: Option<&mut Contents>) -> Result<Places> {

@@ -1,15 +1,19 @@
 //! One real Linux guest under QEMU.
 //!
 //! Owns the process and its serial console. Always true: the process ends with this value, and by
-//! the kernel's hand if the demonstration itself is killed; a guest says lines that begin with
+//! the kernel's hand if this process is killed; a guest says lines that begin with
 //! `tenuto: `, all else on its console is kept only for the case of a failure. Deliberately
-//! absent: what guests do and when; see `guests`.
+//! absent: what guests do and when.
 
-use super::gold;
-use super::initramfs::Archive;
-use super::kit::Kit;
+mod initramfs;
+pub mod kit;
+mod modules;
+
 use host::error::{Error, Result, cause};
 use host::sys;
+use initramfs::Archive;
+use kit::Kit;
+use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -101,7 +105,7 @@ impl<'a> Machine<'a> {
         let mut archive = Archive::default();
         archive.directory("bin");
         archive.program("bin/busybox", &busybox);
-        archive.program("init", gold::init(kit).as_bytes());
+        archive.program("init", init(kit).as_bytes());
         archive.directory("modules");
         for (name, bytes) in &kit.modules {
             archive.program(&format!("modules/{name}.ko"), bytes);
@@ -139,7 +143,7 @@ impl<'a> Machine<'a> {
     /// Whether a guest comes up in time; what it said last if not.
     fn probe(&mut self, patience: Duration) -> Result<std::result::Result<(), String>> {
         let (sender, heard) = console();
-        let guest = self.start(0, None, sender)?;
+        let guest = self.start(0, &[], sender)?;
         let mut last = String::new();
         while let Some(left) = patience.checked_sub(guest.started.elapsed()) {
             match heard.recv_timeout(left).map(|it| it.what) {
@@ -154,18 +158,18 @@ impl<'a> Machine<'a> {
         Ok(Err(last))
     }
 
-    /// Starts a guest with its root on this node of QEMU; without one it only comes up.
-    pub fn start(
-        &self,
-        number: usize,
-        disk: Option<&str>,
-        sender: SyncSender<Heard>,
-    ) -> Result<Guest> {
+    /// Starts a guest with its root on the first of these nodes of QEMU; without one it only comes
+    /// up.
+    pub fn start(&self, number: usize, disks: &[&str], sender: SyncSender<Heard>) -> Result<Guest> {
         let serial = match std::env::consts::ARCH {
             "aarch64" => "ttyAMA0",
             _ => "ttyS0",
         };
-        let probe = if disk.is_none() { " tenuto.probe" } else { "" };
+        let probe = if disks.is_empty() {
+            " tenuto.probe"
+        } else {
+            ""
+        };
         let mut command = Command::new(&self.kit.qemu);
         match (std::env::consts::ARCH, self.accelerator) {
             ("aarch64", Accelerator::Kvm) => command.args(["-M", "virt", "-cpu", "host"]),
@@ -182,9 +186,10 @@ impl<'a> Machine<'a> {
             .arg(&self.initramfs)
             .arg("-append")
             .arg(format!("console={serial} quiet panic=-1 {TIMERS}{probe}"));
-        if let Some(node) = disk {
-            let drive = format!("if=none,id=disk,{node}");
-            command.args(["-drive", &drive, "-device", "virtio-blk-pci,drive=disk"]);
+        for (at, node) in disks.iter().enumerate() {
+            let drive = format!("if=none,id=disk{at},{node}");
+            let device = format!("virtio-blk-pci,drive=disk{at}");
+            command.args(["-drive", &drive, "-device", &device]);
         }
         // A group of its own: Ctrl-C is for us, who end the guests in order.
         command
@@ -210,6 +215,28 @@ impl<'a> Machine<'a> {
             started,
         })
     }
+}
+
+/// The program that the kernel starts: it loads the drivers and hands over to the disk.
+fn init(kit: &Kit) -> String {
+    let mut text = String::from(
+        "#!/bin/busybox sh\nexport PATH=/bin\n\
+         busybox mkdir -p /proc /sys /dev /root\n\
+         busybox mount -t proc proc /proc\nbusybox mount -t sysfs sys /sys\n\
+         busybox mount -t devtmpfs dev /dev\n",
+    );
+    for (name, _) in &kit.modules {
+        // What the kernel has built in after all is refused, and nothing is lost by that.
+        let _ = writeln!(text, "busybox insmod /modules/{name}.ko 2>/dev/null");
+    }
+    text.push_str(
+        "echo 'tenuto: up'\n\
+         busybox grep -q tenuto.probe /proc/cmdline && busybox poweroff -f\n\
+         busybox mount -t ext4 /dev/vda /root || \
+         { echo 'tenuto: wrong no root file system'; busybox poweroff -f; }\n\
+         exec busybox switch_root /root /work\n",
+    );
+    text
 }
 
 /// Passes lines on until the pipe is closed or nobody wants them any more.
