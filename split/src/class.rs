@@ -26,6 +26,17 @@ impl Class {
         Class::Keep,
     ];
 
+    /// What is promised of data; disks of clones are none of its own.
+    pub const DURABILITIES: [Class; 3] = [Class::WriteThrough, Class::WriteBack, Class::Never];
+
+    /// What is promised of data of this class.
+    pub const fn durability(self) -> Class {
+        match self {
+            Class::WriteThrough | Class::Keep => Class::WriteThrough,
+            other => other,
+        }
+    }
+
     pub const fn name(self) -> &'static str {
         match self {
             Class::WriteThrough => "write-through",

@@ -30,7 +30,7 @@ impl Count {
 /// What was written, by class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Writes {
-    /// In the order of [`Class::ALL`].
+    /// In the order of [`Class::DURABILITIES`].
     pub by_class: [Count; 3],
     /// Of these, in no file of the image.
     pub nowhere: Count,
@@ -77,7 +77,7 @@ impl Writes {
             Class::Never => self.of(it).requests.saturating_sub(self.page_file.requests),
             _ => self.of(it).requests,
         };
-        part(of(class), Class::ALL.into_iter().map(of).sum())
+        part(of(class), Class::DURABILITIES.into_iter().map(of).sum())
     }
 
     pub fn add(&mut self, class: Class, count: Count) {
@@ -100,7 +100,7 @@ impl Writes {
 
     pub fn document(&self) -> Value {
         let count = |it: Count| json!({ "requests": it.requests, "bytes": it.bytes });
-        let classes = Class::ALL.map(|class| {
+        let classes = Class::DURABILITIES.map(|class| {
             json!({
                 "class": class.name(),
                 "requests": self.of(class).requests,
@@ -121,7 +121,9 @@ impl Writes {
 }
 
 fn place(class: Class) -> usize {
-    let found = Class::ALL.iter().position(|it| *it == class);
+    let found = Class::DURABILITIES
+        .iter()
+        .position(|it| *it == class.durability());
     found.expect("all classes are in the list")
 }
 

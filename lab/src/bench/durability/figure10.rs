@@ -165,9 +165,9 @@ impl Row {
         };
         let mut cells = vec![self.name.clone(), self.source.name().into()];
         cells.push(all.requests.to_string());
-        cells.extend(Class::ALL.map(|it| percent(self.writes.share(it))));
+        cells.extend(Class::DURABILITIES.map(|it| percent(self.writes.share(it))));
         cells.push(mib(all.bytes));
-        cells.extend(Class::ALL.map(|it| percent(self.writes.share_of_bytes(it))));
+        cells.extend(Class::DURABILITIES.map(|it| percent(self.writes.share_of_bytes(it))));
         let own = [self.writes.own, self.writes.nowhere, self.writes.page_file];
         cells.extend(own.map(apart));
         cells
@@ -224,7 +224,7 @@ impl Row {
         document["reached"] = json!(self.verdict().map(|it| it.0));
         document["program_says"] = json!(self.said);
         let origin = self.origin.as_ref().map(|all| {
-            let named = Class::ALL.iter().zip(all).map(|(class, it)| {
+            let named = Class::DURABILITIES.iter().zip(all).map(|(class, it)| {
                 json!({
                     "class": class.name(),
                     "writes": it.writes,
@@ -253,7 +253,7 @@ impl Figure10 {
         let mut rows = Vec::new();
         for row in &self.rows {
             let all = row.origin.iter().flatten();
-            for (class, at) in Class::ALL.into_iter().zip(all) {
+            for (class, at) in Class::DURABILITIES.into_iter().zip(all) {
                 let asked = row.writes.of(class);
                 rows.push(vec![
                     row.name.clone(),
@@ -288,7 +288,7 @@ impl Figure10 {
         let of = |share: fn(&Writes, Class) -> f64| {
             let rows = self.rows.iter().map(|row| {
                 let name = format!("{}, {}", row.name, row.source.name());
-                let shares = Class::ALL.map(|it| share(&row.writes, it) * 100.0);
+                let shares = Class::DURABILITIES.map(|it| share(&row.writes, it) * 100.0);
                 (name, shares.to_vec())
             });
             rows.collect::<Vec<_>>()

@@ -185,7 +185,7 @@ impl Run<'_> {
         let volumes = fs::read_to_string(&path);
         let volumes = volumes.map_err(|error| failed("the volumes of the split", &error))?;
         let daemon = self.serve("disks", &volumes)?;
-        let names = Class::ALL.map(|class| {
+        let names = Class::DURABILITIES.map(|class| {
             let name = match class {
                 Class::WriteThrough => format!("{NAME}-system"),
                 _ => format!("{NAME}-{}", class.name()),
@@ -249,7 +249,7 @@ struct Look {
 fn row(workload: Workload, said: Value, [before, after, destaged]: [[Look; 3]; 3]) -> Row {
     let mut writes = Writes::default();
     let mut origin = [AtOrigin::default(); 3];
-    for (at, class) in Class::ALL.into_iter().enumerate() {
+    for (at, class) in Class::DURABILITIES.into_iter().enumerate() {
         let (old, new, last) = (before[at], after[at], destaged[at]);
         let asked = Count {
             requests: new.asked.requests - old.asked.requests,
@@ -298,7 +298,9 @@ impl Daemon {
 
     /// Sends what is late to the storage now. What is never sent stays.
     fn destage(&self, names: &[Option<String>; 3]) -> Result<()> {
-        let at = Class::ALL.iter().position(|it| *it == Class::WriteBack);
+        let at = Class::DURABILITIES
+            .iter()
+            .position(|it| *it == Class::WriteBack);
         let name = at.and_then(|at| names[at].as_deref());
         let Some(name) = name else { return Ok(()) };
         let path = format!("/v1/volumes/{name}/destage?wait=true");

@@ -35,7 +35,7 @@ fn notes(lines: &[String]) -> String {
 }
 
 fn of_classes(figure: &Figure10) -> String {
-    let names = Class::ALL.map(Class::name);
+    let names = Class::DURABILITIES.map(Class::name);
     let [requests, bytes] = figure.bars();
     let rows = figure.rows();
     let first = Table {
