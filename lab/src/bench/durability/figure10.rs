@@ -89,6 +89,13 @@ impl Source {
             Source::Disks => "split disks",
         }
     }
+
+    const fn key(self) -> &'static str {
+        match self {
+            Source::Rules => "rules",
+            Source::Disks => "disks",
+        }
+    }
 }
 
 /// What the storage had to take for a disk of a class.
@@ -217,10 +224,7 @@ impl Row {
     fn document(&self) -> Value {
         let mut document = self.writes.document();
         document["workload"] = json!(self.name);
-        document["counted"] = json!(match self.source {
-            Source::Rules => "rules",
-            Source::Disks => "disks",
-        });
+        document["counted"] = json!(self.source.key());
         document["reached"] = json!(self.verdict().map(|it| it.0));
         document["program_says"] = json!(self.said);
         let origin = self.origin.as_ref().map(|all| {
@@ -287,7 +291,7 @@ impl Figure10 {
     pub fn bars(&self) -> [Vec<(String, Vec<f64>)>; 2] {
         let of = |share: fn(&Writes, Class) -> f64| {
             let rows = self.rows.iter().map(|row| {
-                let name = format!("{}, {}", row.name, row.source.name());
+                let name = format!("{}, {}", row.name, row.source.key());
                 let shares = Class::DURABILITIES.map(|it| share(&row.writes, it) * 100.0);
                 (name, shares.to_vec())
             });
