@@ -2,8 +2,8 @@
 //!
 //! Owns the counts. Always true: each write counts once, for the file that has its first sector, as
 //! in `trace analyze`; what no file has, as the blocks of one that went away since, is of the class
-//! of the system disk, and counted apart, so that a share of what may be late is never too great.
-//! Deliberately absent: which paths a table names, which the crate `split` knows.
+//! of the system disk, and counted apart. Deliberately absent: which paths a table names, which the
+//! crate `split` knows.
 
 use crate::image_files::{ImageOf, Images};
 use crate::inputs;
