@@ -35,6 +35,8 @@ use std::time::{Duration, Instant};
 const PERIOD: Duration = Duration::from_secs(1);
 /// Of others each so many looks.
 const SELDOM: u32 = 5;
+/// What other hosts say is read so often by one that has nothing to decide.
+const RARELY: u32 = 60;
 /// How long a host that counts may take to follow.
 const FOLLOW_PATIENCE: Duration = Duration::from_secs(60);
 /// How long an order waits for a vault that does not say who was first.
@@ -244,13 +246,20 @@ impl PoolCluster {
         state.trouble.clone().or(state.report.trouble.clone())
     }
 
+    /// Whether this host is the one to decide, and there is something to decide.
+    fn decides(&self, pool: &str) -> bool {
+        let shared = self.shared(pool);
+        let open = shared.filter(|it| it.record.phase != Phase::Stable);
+        open.is_some_and(|it| it.by == self.me || !self.up().contains(&it.by))
+    }
+
     /// What is to become of a pool, if this host is the one to decide.
     fn decision(&self, pool: &str) -> Option<(Shared, Decision)> {
-        let shared = self.shared(pool)?;
-        let up = self.up();
-        if shared.by != self.me && up.contains(&shared.by) {
+        if !self.decides(pool) {
             return None;
         }
+        let shared = self.shared(pool)?;
+        let up = self.up();
         let hosts = self.hosts(pool).into_iter();
         let reports: Vec<Report> = hosts.filter(|it| it.up).map(|it| it.report).collect();
         let since = self.places.get(pool)?.state().since;
@@ -273,7 +282,9 @@ impl PoolCluster {
         let mut record = newest.map_or_else(|| local.alone(), |newest| newest.record);
         change(&mut record)?;
         record.moved.clear();
-        // A host may have had images that the vault has never heard of, or not any more.
+        // A host may have had images that the vault has never heard of, or not any more. What cannot
+        // be read is told by that host, and the next order is right.
+        let _ = place.listen();
         let known = self.hosts(pool).into_iter().map(|it| it.report.generation);
         let most = known.chain([local.image.generation]).max().unwrap_or(0);
         if record.phase == Phase::Staged && most > record.image.generation {
@@ -367,7 +378,7 @@ impl Daemon {
             if waits && !round.is_multiple_of(SELDOM) {
                 continue;
             }
-            if let Err(why) = self.look_at_pool(cluster, name, place) {
+            if let Err(why) = self.look_at_pool(cluster, (name, place), round) {
                 let mut state = place.state();
                 if state.trouble.as_ref() != Some(&why) {
                     tracing::warn!("pool {name}: {why}");
@@ -380,16 +391,20 @@ impl Daemon {
     fn look_at_pool(
         &self,
         cluster: &Arc<PoolCluster>,
-        name: &str,
-        place: &Place,
+        (name, place): (&str, &Place),
+        round: u32,
     ) -> Result<(), String> {
         let followed = self.pools.record(name).map_or(0, |it| it.followed);
         let found = place.look(followed)?;
-        if found.is_some_and(|found| place.hear(found)) {
+        let new = found.is_some_and(|found| place.hear(found));
+        if new {
             self.pools.tell_shared(name);
         }
         place.say(cluster.me)?;
-        place.listen()?;
+        // Many hosts must not read of each other all the time.
+        if cluster.decides(name) || new || round.is_multiple_of(RARELY) {
+            place.listen()?;
+        }
         let Some((shared, decision)) = cluster.decision(name) else {
             return Ok(());
         };
