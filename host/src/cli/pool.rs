@@ -199,10 +199,16 @@ fn state_line(document: &Value) -> String {
         number(&document["members_moved"]),
         number(&document["members_total"]),
     );
+    let in_cluster = document["hosts"]
+        .as_array()
+        .is_some_and(|it| !it.is_empty());
     match document["state"].as_str() {
         Some("staged") => {
             let staged = text(&document["staged"]);
             format!("pool {name}: {staged} is staged; members have {image}")
+        }
+        Some("rolling") if moved == total && in_cluster => {
+            format!("pool {name}: all {total} members of this host have {image}; others follow")
         }
         Some("rolling") => format!(
             "pool {name}: {moved} of {total} members have {image}; each other one gets it when its \

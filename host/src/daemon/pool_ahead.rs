@@ -241,26 +241,40 @@ impl Daemon {
     /// Parts of the disk that the caches have of the image that members have.
     fn read_by_members(&self, pool: &str) -> Result<Vec<Span>, VolumeError> {
         let image = self.pools.record(pool)?.image.path;
-        let entry = match self.join_inner(pool, &image) {
-            Ok(entry) => entry,
-            Err(error @ VolumeError::Stopped(_)) => return Err(error),
+        let members = self.members(pool)?;
+        let mut entries = members.iter().filter_map(|it| self.entry(it));
+        // Clones have the blocks of their image; an overlay has those of its own.
+        if let Some(clone) = entries.find(|it| it.settings.origin == image) {
+            return Ok(self.cached(clone.id));
+        }
+        match self.join_inner(pool, &image) {
+            Ok(entry) => {
+                let spans = self.cached(entry.id);
+                self.leave_inner(&entry)?;
+                Ok(spans)
+            }
+            Err(error @ VolumeError::Stopped(_)) => Err(error),
             Err(error) => {
                 tracing::warn!("pool {pool}: nothing is read ahead: {error}");
-                return Ok(Vec::new());
+                Ok(Vec::new())
             }
-        };
+        }
+    }
+
+    /// Parts of a volume's disk that the caches have of its image.
+    fn cached(&self, volume: VolumeId) -> Vec<Span> {
         let mut blocks = Vec::new();
         let mut next = Some(Cursor::START);
         while let Some(from) = next {
-            let page = self.handle.chart(entry.id, from);
-            let Ok(page) = page else { break };
+            let Ok(page) = self.handle.chart(volume, from) else {
+                break;
+            };
             let clean = page.spots.into_iter();
             let clean = clean.filter(|it| matches!(it.site, Site::Ram | Site::Ssd));
             blocks.extend(clean.map(|it| it.span.sector / BLOCK_SECTORS));
             next = page.next;
         }
-        self.leave_inner(&entry)?;
-        Ok(joined(blocks))
+        joined(blocks)
     }
 
     /// An image of a pool as a volume that no client sees.

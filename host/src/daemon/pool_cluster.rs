@@ -259,7 +259,6 @@ impl PoolCluster {
             return None;
         }
         let shared = self.shared(pool)?;
-        let up = self.up();
         let hosts = self.hosts(pool).into_iter();
         let reports: Vec<Report> = hosts.filter(|it| it.up).map(|it| it.report).collect();
         let since = self.places.get(pool)?.state().since;
@@ -282,8 +281,8 @@ impl PoolCluster {
         let mut record = newest.map_or_else(|| local.alone(), |newest| newest.record);
         change(&mut record)?;
         record.moved.clear();
-        // A host may have had images that the vault has never heard of, or not any more. What cannot
-        // be read is told by that host, and the next order is right.
+        // A host may have had images that the vault has never heard of, or not any more. What
+        // cannot be read is told by that host, and the next order is right.
         let _ = place.listen();
         let known = self.hosts(pool).into_iter().map(|it| it.report.generation);
         let most = known.chain([local.image.generation]).max().unwrap_or(0);
@@ -341,6 +340,9 @@ impl Daemon {
         let cluster = Arc::new(cluster);
         let set = self.pools.cluster.set(cluster.clone());
         assert!(set.is_ok(), "a daemon joins one cluster, once");
+        // Others are told how far this host is.
+        let names = cluster.places.keys();
+        names.for_each(|name| self.pools.tell_shared(name));
         let daemon = Arc::downgrade(self);
         let thread = thread::Builder::new().name("pools vault".into());
         thread.spawn(move || {
