@@ -51,6 +51,8 @@ struct Member {
 pub(super) struct Pools {
     records: Records,
     boot: String,
+    /// Of each member that was asked for. A lock of its own: it is taken under that of `known`.
+    notes: Mutex<HashMap<String, Note>>,
     /// Held for a copy, or to set plain data.
     known: Mutex<BTreeMap<String, Known>>,
     /// Held while a record is changed, over all that this takes.
@@ -149,6 +151,7 @@ impl Pools {
         Ok(Pools {
             records,
             boot,
+            notes: Mutex::default(),
             known: Mutex::new(known),
             turn: Mutex::default(),
             events: Mutex::new(Some(events)),
@@ -177,10 +180,9 @@ impl Pools {
     }
 
     pub fn note(&self, member: &str) -> Note {
-        Note {
-            path: self.records.note_of(member),
-            boot: self.boot.clone(),
-        }
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let find = || Note::find(self.records.note_of(member), &self.boot);
+        notes.entry(member.to_owned()).or_insert_with(find).clone()
     }
 
     /// What the shard is given with a volume that is a member.

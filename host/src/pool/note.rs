@@ -8,16 +8,40 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One for each member; clones of it are the same note.
+#[derive(Clone, Debug)]
 pub struct Note {
-    pub path: PathBuf,
+    path: PathBuf,
     /// The present boot of the host.
-    pub boot: String,
+    boot: String,
+    /// Whether the file is there. Nothing else writes it, so it is read once; held while it is
+    /// written.
+    there: Arc<Mutex<bool>>,
 }
 
 impl Note {
+    /// As a daemon before this one has left it.
+    pub fn find(path: PathBuf, boot: &str) -> Note {
+        let there = match fs::read_to_string(&path) {
+            Ok(text) => text == boot,
+            Err(error) => error.kind() != ErrorKind::NotFound,
+        };
+        Note {
+            path,
+            boot: boot.to_owned(),
+            there: Arc::new(Mutex::new(there)),
+        }
+    }
+
+    fn there(&self) -> MutexGuard<'_, bool> {
+        self.there.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn write(&self) {
+        let mut there = self.there();
+        *there = true;
         if let Err(error) = fs::write(&self.path, &self.boot) {
             let note = self.path.display();
             tracing::error!("{note}: {error}; that a guest has not ended is not kept");
@@ -26,19 +50,20 @@ impl Note {
 
     /// The guest has ended, or is not waited for.
     pub fn remove(&self) {
-        if let Err(error) = fs::remove_file(&self.path)
-            && error.kind() != ErrorKind::NotFound
-        {
-            let note = self.path.display();
-            tracing::error!("{note}: {error}; its guest is still taken for one that may come back");
+        let mut there = self.there();
+        match fs::remove_file(&self.path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                let note = self.path.display();
+                tracing::error!(
+                    "{note}: {error}; its guest is still taken for one that may come back"
+                );
+            }
+            _ => *there = false,
         }
     }
 
     /// Whether the guest runs, or may come back.
     pub fn is_there(&self) -> bool {
-        match fs::read_to_string(&self.path) {
-            Ok(text) => text == self.boot,
-            Err(error) => error.kind() != ErrorKind::NotFound,
-        }
+        *self.there()
     }
 }
