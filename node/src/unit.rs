@@ -241,6 +241,22 @@ impl Unit {
         self.newest.as_ref()
     }
 
+    /// The epoch whose ledger is of no use to any host, now that the record of this one has ended
+    /// so. A record that only changes the owner, or the members, has the epoch of before: that of
+    /// the record which won may be the same, and its ledger is the only one then.
+    pub fn spare_epoch(&self, outcome: &Outcome) -> Option<Epoch> {
+        let State::Deciding(record) = &self.state else {
+            return None;
+        };
+        let named = match outcome {
+            Outcome::Lost(other) => Some(other.epoch),
+            Outcome::Unwritten => self.newest.as_ref().map(|newest| newest.epoch),
+            Outcome::Won(_) | Outcome::Damaged(_) => return None,
+        };
+        let spare = record.owner.is_some() && named != Some(record.epoch);
+        spare.then_some(record.epoch)
+    }
+
     /// A record names this host, or may come to do so: others would ask it for the unit.
     pub fn may_own(&self) -> bool {
         let under_way = matches!(

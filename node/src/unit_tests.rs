@@ -238,3 +238,38 @@ fn who_acts_for_a_host_that_is_gone_goes_on_without_the_copies() {
     );
     assert_eq!(next.members, vec![], "no other copy counts from then on");
 }
+
+/// Fails when: a host that was killed while it gave a unit away, or changed its members, removes the
+/// ledger that the record of another host names.
+#[test]
+fn the_ledger_of_a_lost_record_is_spare_only_where_that_record_made_it() {
+    let given = record(2, 3, &[1, 3]);
+    let mut host = Host(
+        Unit::new(id(1), id(2), holder(1), Some((given.clone(), true))),
+        vec![],
+    );
+    host.tell(Event::Begin);
+    assert_eq!(host.0.state(), &State::Deciding(given.clone()));
+    // The other host has taken the unit over; the drainer and its epoch are those of before.
+    let other = Record {
+        nonce: id(9),
+        ..given.clone()
+    };
+    let spare = |unit: &Unit, outcome| unit.spare_epoch(&outcome);
+    assert_eq!(spare(&host.0, Outcome::Lost(other.clone())), None);
+    assert_eq!(spare(&host.0, Outcome::Won(given.clone())), None);
+    let newer = Epoch {
+        number: 5,
+        nonce: id(6),
+    };
+    let claimed = Record {
+        epoch: newer,
+        ..given
+    };
+    host = Host(
+        Unit::new(id(1), id(2), holder(1), Some((claimed, true))),
+        vec![],
+    );
+    host.tell(Event::Begin);
+    assert_eq!(spare(&host.0, Outcome::Lost(other)), Some(newer));
+}

@@ -613,10 +613,7 @@ impl Manager {
             return;
         };
         let lost = match &event {
-            Event::Decided(Outcome::Lost(_) | Outcome::Unwritten) => match unit.state() {
-                State::Deciding(record) if record.owner.is_some() => Some(record.epoch),
-                _ => None,
-            },
+            Event::Decided(outcome) => unit.spare_epoch(outcome),
             _ => None,
         };
         // So that others show who has it.
