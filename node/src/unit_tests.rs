@@ -239,8 +239,8 @@ fn who_acts_for_a_host_that_is_gone_goes_on_without_the_copies() {
     assert_eq!(next.members, vec![], "no other copy counts from then on");
 }
 
-/// Fails when: a host that was killed while it gave a unit away, or changed its members, removes the
-/// ledger that the record of another host names.
+/// Fails when: a host that was killed while it gave a unit away, or changed its members, removes
+/// the ledger that the record of another host names.
 #[test]
 fn the_ledger_of_a_lost_record_is_spare_only_where_that_record_made_it() {
     let given = record(2, 3, &[1, 3]);
