@@ -91,8 +91,11 @@ impl Place {
             if known.is_some() || followed > 0 {
                 return Err(why);
             }
-            // Others are told of this host before the first order.
-            self.records.make()?;
+            // Others are told of this host before the first order. Where nothing can lie there,
+            // that is the order's to say.
+            if self.records.make().is_err() {
+                return Ok(None);
+            }
         }
         let there = known.is_some() || followed > 0;
         let found = match self.records.look(Look::new(self.unit, known.clone())) {
@@ -277,6 +280,7 @@ impl PoolCluster {
         let place = self.place(pool)?;
         let failed = |why: String| VolumeError::Origin(format!("pool {pool}: {why}"));
         let newest = place.look(local.followed).map_err(failed)?;
+        place.records.make().map_err(failed)?;
         let number = newest.as_ref().map_or(1, |newest| newest.number + 1);
         let mut record = newest.map_or_else(|| local.alone(), |newest| newest.record);
         change(&mut record)?;
@@ -398,6 +402,9 @@ impl Daemon {
     ) -> Result<(), String> {
         let followed = self.pools.record(name).map_or(0, |it| it.followed);
         let found = place.look(followed)?;
+        if found.is_none() && place.records.find().is_err() {
+            return Ok(());
+        }
         let new = found.is_some_and(|found| place.hear(found));
         if new {
             self.pools.tell_shared(name);

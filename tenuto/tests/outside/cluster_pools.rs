@@ -216,6 +216,39 @@ fn a_vault_that_does_not_answer_or_was_put_back_moves_no_member() {
     }
 }
 
+/// Fails when: a pool that is never refreshed is told to be wrong because no record can lie beside
+/// its image, or an order does not say so.
+#[test]
+fn a_vault_that_cannot_be_made_is_told_by_the_order_that_needs_it() {
+    let shared = Shared::new();
+    let taken = shared.path("gold-1.img.tenuto.d");
+    fs::write(&taken, "of others").expect("a file");
+    let (mut hosts, images) = pools(&shared, "beside");
+    // Two looks into the vault, if it were there.
+    thread::sleep(Duration::from_secs(6));
+    for host in &hosts {
+        assert!(host.rig.tenuto(&["status", "-x"]).status.success());
+        assert_eq!(shown(host)["trouble"], Value::Null);
+    }
+    let image = images[1].display().to_string();
+    let said = hosts[0]
+        .rig
+        .refused(&["pool", "refresh", "office", &image], 1);
+    assert!(
+        said.contains("gold-1.img.tenuto.d: cannot make it"),
+        "{said}"
+    );
+    assert_eq!(found(&hosts[1], "desk-1", 3), block(1, 3));
+    fs::remove_file(&taken).expect("it is free");
+    refresh(&hosts[0], &images[1], &["--wait"]);
+    wait_until("the other host follows", PATIENCE, || {
+        found(&hosts[1], "desk-1", 3) == block(2, 3)
+    });
+    for host in &mut hosts {
+        host.stop();
+    }
+}
+
 /// Fails when: an etcd does not do as a vault of pools, or two orders at once both count.
 #[test]
 fn an_etcd_has_the_records_of_pools_as_well() {
