@@ -231,7 +231,7 @@ impl Daemon {
         };
         let thread = thread::Builder::new().name("pool ahead".into());
         if let Err(error) = thread.spawn(work) {
-            self.leave_inner(&entry)?;
+            self.leave(&entry)?;
             let why = format!("pool {pool}: a thread that reads ahead: {error}");
             return Err(VolumeError::Origin(why));
         }
@@ -250,7 +250,7 @@ impl Daemon {
         match self.join_inner(pool, &image) {
             Ok(entry) => {
                 let spans = self.cached(entry.id);
-                self.leave_inner(&entry)?;
+                self.leave(&entry)?;
                 Ok(spans)
             }
             Err(error @ VolumeError::Stopped(_)) => Err(error),
@@ -307,16 +307,6 @@ impl Daemon {
             ..Joining::default()
         };
         self.join(settings, joining)
-    }
-
-    fn leave_inner(&self, entry: &Entry) -> Result<(), VolumeError> {
-        let volume = entry.id;
-        let discard_dirty = false;
-        let command = Command::Detach {
-            volume,
-            discard_dirty,
-        };
-        self.command(&entry.settings.name, command)
     }
 }
 

@@ -25,9 +25,9 @@ use crate::vault::Records;
 use engine::types::Uuid;
 use node::vault::{Cas, Look, Outcome};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,8 @@ struct Place {
     unit: Uuid,
     records: Records,
     state: Mutex<State>,
+    /// There is another record.
+    changed: Condvar,
 }
 
 struct State {
@@ -124,6 +126,8 @@ impl Place {
             return false;
         }
         (state.newest, state.since) = (Some(found), Instant::now());
+        drop(state);
+        self.changed.notify_all();
         true
     }
 
@@ -172,6 +176,7 @@ impl PoolCluster {
                 unit,
                 records: Records::of(&member.vault, member.cluster, unit, beside),
                 state: Mutex::new(state),
+                changed: Condvar::new(),
             };
             (name, place)
         };
@@ -194,6 +199,19 @@ impl PoolCluster {
     /// The record of the cluster, as far as it was read.
     pub fn shared(&self, pool: &str) -> Option<Shared> {
         self.places.get(pool)?.state().newest.clone()
+    }
+
+    /// Waits for another record than this one, and not for ever.
+    pub fn wait(&self, pool: &str, known: &Record) {
+        let Some(place) = self.places.get(pool) else {
+            return;
+        };
+        let same = |state: &mut State| {
+            let newest = state.newest.as_ref();
+            newest.is_some_and(|newest| newest.record == *known)
+        };
+        let changed = &place.changed;
+        let _ = changed.wait_timeout_while(place.state(), PERIOD, same);
     }
 
     /// This host is so far.
@@ -284,22 +302,12 @@ impl PoolCluster {
         let number = newest.as_ref().map_or(1, |newest| newest.number + 1);
         let mut record = newest.map_or_else(|| local.alone(), |newest| newest.record);
         change(&mut record)?;
-        record.moved.clear();
-        // A host may have had images that the vault has never heard of, or not any more. What
-        // cannot be read is told by that host, and the next order is right.
+        // What cannot be read is told by that host, and the next order is right.
         let _ = place.listen();
         let known = self.hosts(pool).into_iter().map(|it| it.report.generation);
-        let most = known.chain([local.image.generation]).max().unwrap_or(0);
-        if record.phase == Phase::Staged && most > record.image.generation {
-            record.image.generation = most + 1;
-        }
-        let own = Shared {
-            unit: place.unit,
-            number,
-            nonce: super::host::fresh(),
-            by: self.me,
-            record,
-        };
+        let known = known.chain([local.image.generation]);
+        let made = (super::host::fresh(), self.me);
+        let own = Shared::next((place.unit, number), made, record, known);
         let begun = Instant::now();
         let late = || begun.elapsed() >= ORDER_PATIENCE;
         match place.records.decide(Cas::new(own), &late) {
@@ -422,44 +430,21 @@ impl Daemon {
 
     /// Makes the record that was decided on.
     fn carry_out(&self, name: &str, shared: &Shared, decision: Decision) -> Result<(), String> {
-        let now = unix_ms_now();
-        let staged = shared.record.staged.clone();
-        let decision = match (decision, staged) {
-            (Decision::Switch, Some(staged)) => {
-                let members = self.members(name).map_err(|error| error.to_string())?;
-                // It may not be what it was when it was staged.
-                match members.is_empty() {
-                    true => Decision::Switch,
-                    false => match self.look_at_refresh(name, &staged, &members) {
-                        Ok(()) => Decision::Switch,
-                        Err(error) => Decision::Unstage(error.to_string()),
-                    },
-                }
-            }
+        let decision = match (decision, &shared.record.staged) {
+            (Decision::Wait, _) => return Ok(()),
+            (Decision::Switch, Some(staged)) => self.look_before_switch(name, staged)?,
             (decision, _) => decision,
         };
-        let change = move |record: &mut Record| {
-            match &decision {
-                Decision::Wait => {}
-                Decision::Switch => record.switch(now),
-                Decision::Unstage(why) => record.unstage(Some(why.clone())),
-                Decision::Step => record.step(now),
-                Decision::Stable => record.settle(),
-                Decision::Back(why) => record.go_back(&[], Some(why.clone()), now),
+        let now = unix_ms_now();
+        let unchanged = |record: &mut Record| {
+            if *record != shared.record {
+                // Another host was first, and what it made is looked at in the next round.
+                return Err(refused(name, "has another record by now"));
             }
+            decision.change(record, now);
             Ok(())
         };
-        let mut probe = shared.record.clone();
-        change(&mut probe).map_err(|error: VolumeError| error.to_string())?;
-        if probe == shared.record {
-            return Ok(());
-        }
         let number = shared.number;
-        let unchanged = |record: &mut Record| match *record == shared.record {
-            true => change(record),
-            // Another host was first, and what it made is looked at in the next round.
-            false => Err(refused(name, "has another record by now")),
-        };
         let made = self.order_pool(name, &unchanged);
         match made {
             Ok(record) => {
@@ -473,6 +458,17 @@ impl Daemon {
             }
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    /// What was staged may not be what it was then.
+    fn look_before_switch(&self, name: &str, staged: &Path) -> Result<Decision, String> {
+        let members = self.members(name).map_err(|error| error.to_string())?;
+        if members.is_empty() {
+            return Ok(Decision::Switch);
+        }
+        let looked = self.look_at_refresh(name, staged, &members);
+        let unfit = looked.map_err(|error| Decision::Unstage(error.to_string()));
+        Ok(unfit.err().unwrap_or(Decision::Switch))
     }
 
     /// Changes the record that counts, that of the cluster where this host is in one. An error of

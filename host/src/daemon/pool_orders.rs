@@ -20,8 +20,6 @@ use std::time::Duration;
 /// How long the image of a refresh may take to come to rest before it is refused.
 const REST_WAIT: Duration = Duration::from_secs(8);
 const REST_POLL: Duration = Duration::from_millis(200);
-/// How often an order looks whether the hosts of a cluster are ready for it.
-const READY_POLL: Duration = Duration::from_millis(100);
 
 impl Daemon {
     /// Looks at another image for a pool, and lets its members move to it unless it is only to be
@@ -90,13 +88,13 @@ impl Daemon {
                     None => refused(name, "what was staged was given up by `pool rollback`"),
                 });
             }
-            let ends = self.handle.ping().is_err();
-            if ends || self.pool_cluster().is_none() {
+            let cluster = self.pool_cluster().filter(|_| self.handle.ping().is_ok());
+            let Some(cluster) = cluster else {
                 let why = "the daemon ends; it switches to the image when it runs again";
                 return Err(VolumeError::Origin(format!("pool {name}: {why}")));
-            }
+            };
             // Other hosts read it ahead.
-            thread::sleep(READY_POLL);
+            cluster.wait(name, &record);
         }
     }
 

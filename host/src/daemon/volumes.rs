@@ -542,7 +542,7 @@ impl Daemon {
         Ok(())
     }
 
-    fn leave(&self, entry: &Entry) -> Result<(), VolumeError> {
+    pub(super) fn leave(&self, entry: &Entry) -> Result<(), VolumeError> {
         let volume = entry.id;
         let discard_dirty = false;
         let command = Command::Detach {

@@ -203,7 +203,43 @@ pub enum Decision {
     Back(String),
 }
 
+impl Decision {
+    /// The record that follows. Members are each host's to know.
+    pub fn change(&self, record: &mut Record, now_unix_ms: u64) {
+        match self {
+            Decision::Wait => {}
+            Decision::Switch => record.switch(now_unix_ms),
+            Decision::Unstage(why) => record.unstage(Some(why.clone())),
+            Decision::Step => record.step(now_unix_ms),
+            Decision::Stable => record.settle(),
+            Decision::Back(why) => record.go_back(&[], Some(why.clone()), now_unix_ms),
+        }
+    }
+}
+
 impl Shared {
+    /// The record after this one, or the first, as a host has made it. `known`: generations that
+    /// hosts have had; one may have had images that the vault has never heard of, or not any more.
+    pub fn next(
+        (unit, number): (Uuid, u64),
+        (nonce, by): (Uuid, Uuid),
+        mut record: Record,
+        known: impl Iterator<Item = u64>,
+    ) -> Shared {
+        record.moved.clear();
+        let most = known.max().unwrap_or(0);
+        if record.phase == Phase::Staged && most > record.image.generation {
+            record.image.generation = most + 1;
+        }
+        Shared {
+            unit,
+            number,
+            nonce,
+            by,
+            record,
+        }
+    }
+
     /// What follows from what the hosts that count say. `patient`: one that does not follow yet is
     /// waited for.
     pub fn decide(&self, reports: &[Report], patient: bool, now_unix_ms: u64) -> Decision {

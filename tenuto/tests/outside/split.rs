@@ -286,6 +286,29 @@ fn finds(rig: &Rig, machine: &Machine, member: &str, kept: &str, step: &str) {
     assert!(said.iter().any(|it| it == busy), "{said:?}");
 }
 
+/// Where the disks go of an image that is split by this table for a pool, and the order for it.
+pub(crate) fn order_of_pool(rig: &Rig, image: &Path, table: &str) -> (PathBuf, Vec<String>) {
+    let (out, rules) = (rig.dir.join("out"), rig.dir.join("rules.toml"));
+    fs::write(&rules, table).unwrap();
+    let [image, to, rules] = [image, &out, &rules].map(|it| it.to_str().unwrap());
+    let words = ["image", "split", image, "--rules", rules, "-o", to];
+    let words = words.into_iter().chain(["--trust-image"]);
+    let words = words.map(str::to_owned).collect();
+    (out, words)
+}
+
+/// Has the volumes that the lines of a split name, whose clones are reset when their guests end.
+pub(crate) fn take_lines(rig: &mut Rig, out: &Path) -> String {
+    let lines = fs::read_to_string(out.join("volumes.toml")).unwrap();
+    let allow = format!(
+        "[images]\nallow = [{out:?}, {:?}]\n[defaults]\nreset-on = \"disconnect\"\n",
+        rig.dir.display()
+    );
+    rig.section(&allow).section(&lines);
+    rig.write_config();
+    lines
+}
+
 /// Gives another member a disk of its own, as the lines of the split say it.
 fn second_member(rig: &mut Rig, lines: &str, out: &Path) {
     let command = lines.lines().find_map(|it| it.strip_prefix("# cp "));
@@ -312,32 +335,15 @@ fn clones_keep_over_a_reset_what_their_rules_say_and_nothing_else() {
         return;
     };
     let image = image_of_clones(&machine, &rig);
-    let (out, rules) = (rig.dir.join("out"), rig.dir.join("rules.toml"));
-    fs::write(&rules, RULES_OF_POOL).unwrap();
-    let [image_name, out_name, rules_name] = [&image, &out, &rules].map(|it| it.to_str().unwrap());
-    let split = [
-        "image",
-        "split",
-        image_name,
-        "--rules",
-        rules_name,
-        "-o",
-        out_name,
-        "--trust-image",
-    ];
+    let (out, split) = order_of_pool(&rig, &image, RULES_OF_POOL);
+    let split: Vec<&str> = split.iter().map(String::as_str).collect();
     let line = rig.refused(&split, EXIT_REFUSED);
     assert!(
         line.contains("a reset of a clone throws away all that it wrote, but in 3 paths with "),
         "{line}"
     );
     rig.done(&[&split[..], &["--yes"]].concat());
-    let lines = fs::read_to_string(out.join("volumes.toml")).unwrap();
-    let allow = format!(
-        "[images]\nallow = [{out_name:?}, {:?}]\n[defaults]\nreset-on = \"disconnect\"\n",
-        rig.dir.display()
-    );
-    rig.section(&allow).section(&lines);
-    rig.write_config();
+    let lines = take_lines(&mut rig, &out);
     rig.done(&["config", "--check"]);
     second_member(&mut rig, &lines, &out);
     rig.done(&["config", "--check"]);

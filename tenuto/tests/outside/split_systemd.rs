@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::guest::{Machine, libraries, with_libraries};
 use crate::common::{Rig, have, may_mount, run, skip};
-use crate::split::{PROGRAMS, UUID, boot_from};
+use crate::split::{PROGRAMS, UUID, boot_from, order_of_pool, take_lines};
 
 const DISK_BYTES: u64 = 256 << 20;
 /// Directories of systemd, with its generators, rules and programs.
@@ -155,27 +155,10 @@ fn a_clone_with_systemd_has_what_it_keeps_before_its_services_and_an_id_of_its_o
         return;
     };
     let image = image(&machine, &rig);
-    let (out, rules) = (rig.dir.join("out"), rig.dir.join("rules.toml"));
-    fs::write(&rules, RULES).unwrap();
-    let [image_name, out_name, rules_name] = [&image, &out, &rules].map(|it| it.to_str().unwrap());
-    rig.done(&[
-        "image",
-        "split",
-        image_name,
-        "--rules",
-        rules_name,
-        "-o",
-        out_name,
-        "--trust-image",
-        "-y",
-    ]);
-    let lines = fs::read_to_string(out.join("volumes.toml")).unwrap();
-    let allow = format!(
-        "[images]\nallow = [{out_name:?}, {:?}]\n[defaults]\nreset-on = \"disconnect\"\n",
-        rig.dir.display()
-    );
-    rig.section(&allow).section(&lines);
-    rig.write_config();
+    let (out, split) = order_of_pool(&rig, &image, RULES);
+    let split: Vec<&str> = split.iter().map(String::as_str).collect();
+    rig.done(&[&split[..], &["--yes"]].concat());
+    take_lines(&mut rig, &out);
     let daemon = rig.serve();
     let id = format!("id {}", UUID.replace('-', ""));
     for kept in ["first", "kept"] {
