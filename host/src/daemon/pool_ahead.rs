@@ -277,6 +277,13 @@ impl Daemon {
         joined(blocks)
     }
 
+    /// The log knows no more of what a daemon before this one was reading when it ended.
+    pub(super) fn forget_read_ahead(&self) -> Result<(), VolumeError> {
+        let known = self.handle.snapshot()?.engine.volumes.into_iter();
+        let mut inner = known.filter(|it| crate::pool::is_inner(&it.name));
+        inner.try_for_each(|it| self.drop_logged(&it.name))
+    }
+
     /// An image of a pool as a volume that no client sees.
     fn join_inner(&self, pool: &str, image: &Path) -> Result<Entry, VolumeError> {
         let members = self.members(pool)?;

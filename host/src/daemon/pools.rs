@@ -250,6 +250,9 @@ impl Pools {
 impl Daemon {
     /// Goes on with the pools, until the daemon is dropped or stops.
     pub fn keep_refreshing(self: &Arc<Daemon>) -> std::io::Result<()> {
+        if let Err(error) = self.forget_read_ahead() {
+            tracing::warn!("what was read ahead of an image for a pool: {error}");
+        }
         let events = self.pools.events.lock();
         let events = events.unwrap_or_else(PoisonError::into_inner).take();
         let Some(events) = events.filter(|_| !self.pools.known().is_empty()) else {

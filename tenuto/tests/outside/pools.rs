@@ -655,7 +655,19 @@ fn what_members_have_read_is_read_of_the_next_image_before_they_move() {
     refresh(&rig, &images[0], &["--prefetch", "none", "--wait"]);
     assert_eq!(found(&rig, "desk-2", 1_500), block(1, 1_500));
     assert!(origin_reads(&rig) > before, "nothing was read ahead");
+    // The log keeps nothing of a reading that a kill has ended.
+    refresh(&rig, &images[1], &["--stage-only"]);
+    wait_until("it is read", PATIENCE, || ahead("over") == true);
+    daemon.kill();
+    let daemon = rig.serve();
+    rig.done(&["pool", "rollback", "office"]);
     daemon.stop();
+    let cache = rig.cache_path().display().to_string();
+    let known = rig.done(&["cache", "inspect", &cache]);
+    assert!(
+        known.contains("desk-1") && !known.contains("office:"),
+        "{known}"
+    );
 }
 
 /// Fails when: members move to an image that storage does not give, or an order that waits for it
