@@ -265,7 +265,8 @@ fn wait_for_rest(name: &str, image: &Path) -> Result<(), VolumeError> {
         let meta = std::fs::metadata(image);
         let meta = meta.map_err(|error| {
             let (image, cause) = (image.display(), crate::error::cause(&error));
-            VolumeError::Image(format!("pool {name}: {image}: {cause}"))
+            let right = "name a whole image that is there";
+            VolumeError::Image(format!("pool {name}: {image}: {cause}; {right}"))
         })?;
         if !meta.is_file() || crate::target::is_settled(&meta) {
             return Ok(());

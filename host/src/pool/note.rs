@@ -5,6 +5,7 @@
 //! as one that may come back. It is of one boot of the host: no guest outlives that, so it need not
 //! be synced. Deliberately absent: who is a client; see [`crate::shard`].
 
+use crate::error::cause;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -44,7 +45,8 @@ impl Note {
         *there = true;
         if let Err(error) = fs::write(&self.path, &self.boot) {
             let note = self.path.display();
-            tracing::error!("{note}: {error}; that a guest has not ended is not kept");
+            let cause = cause(&error);
+            tracing::error!("{note}: {cause}; that a guest has not ended is not kept");
         }
     }
 
@@ -54,8 +56,9 @@ impl Note {
         match fs::remove_file(&self.path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 let note = self.path.display();
+                let cause = cause(&error);
                 tracing::error!(
-                    "{note}: {error}; its guest is still taken for one that may come back"
+                    "{note}: {cause}; its guest is still taken for one that may come back"
                 );
             }
             _ => *there = false,

@@ -6,6 +6,7 @@
 
 use super::order::Rollout;
 use crate::cachedev::sync_directory;
+use crate::error::cause;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -74,7 +75,7 @@ fn is_zero(number: &u64) -> bool {
 /// Why a record is not to be had.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    #[error("{path}: {error}; [host] state-dir must be a directory this daemon may read and write")]
+    #[error("{path}: {}; {}", cause(error), right(error))]
     Io { path: PathBuf, error: io::Error },
     #[error(
         "{path}: is no record of pool {pool}: {why}; put it back, or remove it and name in the \
@@ -85,6 +86,13 @@ pub enum Fault {
         pool: String,
         why: String,
     },
+}
+
+fn right(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "make room there",
+        _ => "[host] state-dir must be a directory this daemon may read and write",
+    }
 }
 
 impl Record {

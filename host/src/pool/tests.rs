@@ -212,3 +212,22 @@ fn what_is_staged_changes_nothing_before_the_switch() {
     record.unstage(None);
     assert_eq!(record, Record::first("office", Path::new("/gold/old")));
 }
+
+/// Fails when: the line about a record that cannot be written does not say what would be right.
+#[test]
+fn a_record_that_cannot_be_written_says_what_would_be_right() {
+    let said = |errno| {
+        let error = std::io::Error::from_raw_os_error(errno);
+        let path = PathBuf::from("/state/pools/office.json");
+        super::Fault::Io { path, error }.to_string()
+    };
+    assert_eq!(
+        said(libc::ENOSPC),
+        "/state/pools/office.json: no space left on device; make room there"
+    );
+    assert_eq!(
+        said(libc::EACCES),
+        "/state/pools/office.json: permission denied; [host] state-dir must be a directory this \
+         daemon may read and write"
+    );
+}
