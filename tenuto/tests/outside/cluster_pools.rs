@@ -1,6 +1,7 @@
 //! Pools of a cluster: one order, and the members of all hosts go to another image.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -211,6 +212,68 @@ fn a_vault_that_does_not_answer_or_was_put_back_moves_no_member() {
         let mut hosts = hosts.iter();
         hosts.all(|host| host.rig.tenuto(&["status", "-x"]).status.success())
     });
+    for host in &mut hosts {
+        host.stop();
+    }
+}
+
+/// Fails when: the canaries of one host only are waited for or asked about, the others move before
+/// that, or a pool does not go back on all hosts.
+#[test]
+fn a_canary_that_is_ill_takes_the_pool_back_on_all_hosts() {
+    let shared = Shared::new();
+    let (mut hosts, images) = pools(&shared, "beside");
+    let health = shared.path("health");
+    // Well while there is this file.
+    let well = shared.path("well");
+    let text = format!("#!/bin/sh\n[ -e {} ]\n", well.display());
+    fs::write(&health, text).expect("a program");
+    fs::set_permissions(&health, fs::Permissions::from_mode(0o755)).expect("make it run");
+    let mut runs = guest(&hosts[1], "desk-1");
+    runs.read(0, SIZE);
+    let program = health.display().to_string();
+    let order = ["--canary", "desk-1", "--soak", "0s", "--max-failed", "1"];
+    let order = [&order[..], &["--health", &program]].concat();
+    refresh(&hosts[0], &images[1], &order);
+    assert_eq!(found(&hosts[0], "desk-1", 3), block(2, 3));
+    // The canary of the other host has a guest, so no step follows, and no other member moves.
+    wait_until("the other host has heard of it", PATIENCE, || {
+        shown(&hosts[1])["state"] == "rolling"
+    });
+    wait_until("that of this host is known to be ill", PATIENCE, || {
+        let pool = shown(&hosts[0]);
+        let rows = pool["hosts"].as_array().expect("a list");
+        rows.iter()
+            .any(|it| it["unhealthy"][0]["member"] == "desk-1")
+    });
+    // A step that does not wait for the other host comes within a round.
+    thread::sleep(Duration::from_secs(3));
+    let pool = shown(&hosts[0]);
+    assert_eq!(pool["generation"], 2, "{pool}");
+    assert_eq!(pool["rollout"]["percent"], Value::Null, "{pool}");
+    for host in &hosts {
+        assert_eq!(found(host, "desk-2", 3), block(1, 3));
+    }
+    assert_eq!(runs.read(5 * BLOCK, SIZE), block(1, 5));
+    runs.disconnect();
+    is(&hosts, "stable", &images[0]);
+    for host in &hosts {
+        let why = shown(host)["went_back"].as_str().map(str::to_owned);
+        let why = why.expect("it is told");
+        assert!(why.contains("desk-1 on host-"), "{why}");
+        assert!(why.contains("and 1 more"), "{why}");
+        wait_until("it has the image before", PATIENCE, || {
+            found(host, "desk-1", 3) == block(1, 3)
+        });
+        assert!(!host.rig.tenuto(&["status", "-x"]).status.success());
+    }
+    // The same with a canary that is well goes on to all members.
+    fs::write(&well, "").expect("a file");
+    refresh(&hosts[1], &images[1], &order);
+    is(&hosts, "stable", &images[1]);
+    for host in &hosts {
+        assert_eq!(found(host, "desk-2", 3), block(2, 3));
+    }
     for host in &mut hosts {
         host.stop();
     }
