@@ -308,6 +308,10 @@ impl PoolCluster {
         let known = known.chain([local.image.generation]);
         let made = (super::host::fresh(), self.me);
         let own = Shared::next((place.unit, number), made, record, known);
+        if !own.fits() {
+            let why = "its record would be too long for a vault; name fewer canaries";
+            return Err(refused(pool, why));
+        }
         let begun = Instant::now();
         let late = || begun.elapsed() >= ORDER_PATIENCE;
         match place.records.decide(Cas::new(own), &late) {

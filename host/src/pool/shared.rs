@@ -13,6 +13,7 @@
 //! ([`crate::vault`]), and clocks.
 
 use super::record::{Phase, Record};
+use crate::vault::OWN_BYTES_MAX;
 use engine::format::checksum;
 use engine::types::Uuid;
 use node::vault::{Kept, hex};
@@ -238,6 +239,11 @@ impl Shared {
             by,
             record,
         }
+    }
+
+    /// Whether a vault gives all of it back.
+    pub fn fits(&self) -> bool {
+        self.encode().len() <= OWN_BYTES_MAX
     }
 
     /// What follows from what the hosts that count say. `patient`: one that does not follow yet is

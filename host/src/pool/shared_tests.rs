@@ -58,6 +58,23 @@ fn a_record_is_read_as_it_was_made_or_not_at_all() {
     assert!(Shared::parse(&named.encode()).is_err());
 }
 
+/// Fails when: a record is made that no host can read.
+#[test]
+fn a_record_that_no_host_could_read_does_not_fit() {
+    let with = |canaries: usize| {
+        let name = |at: usize| format!("{at:063}");
+        let asked = Asked {
+            canaries: (0..canaries).map(name).collect(),
+            ..Asked::default()
+        };
+        let mut of = record();
+        of.stage(Path::new("/gold/2"), asked);
+        shared(3, of).fits()
+    };
+    assert!(with(900));
+    assert!(!with(1_100));
+}
+
 /// Fails when: a step ends before all hosts that count say so, or one that counts no more is waited
 /// for.
 #[test]

@@ -54,8 +54,8 @@ trait Store: Send + Sync {
     fn said(&self) -> Result<Vec<Vec<u8>>, String>;
 }
 
-/// Longest record.
-const OWN_BYTES_MAX: usize = 64 << 10;
+/// Longest record that is read.
+pub const OWN_BYTES_MAX: usize = 64 << 10;
 
 /// A record that is to be made.
 struct Own {
