@@ -46,6 +46,12 @@ rules::list! {
         BelieveBatch,
         /// 13.C16: what the image has got since is asked of the host that had the volume before.
         StaleRemoteRead,
+        /// 8: the image is written past the log while copies count.
+        BypassPeers,
+        /// 8: bytes that the log does not give are asked of a peer that has not all that was written.
+        RecallBehind,
+        /// 8: what newer writes have replaced is asked of a peer, which gives the newer ones.
+        RecallReplaced,
         /// 13.C16: what a journal brought to the image meanwhile is asked of the host before.
         ReadUnreached,
         /// 13.C16: a host serves what it has left to one that does not know what it has missed.
@@ -352,6 +358,10 @@ rules::list! {
         TookOver,
         /// A block came from the host that had the volume before.
         RemoteRead,
+        /// Bytes that the log does not give are asked of a peer.
+        Recalled,
+        /// A peer has given them.
+        GaveRecalled,
         /// A host gave what is left of a volume that went.
         ServedLeft,
         /// What a write copies to its new cluster was in the read tier.

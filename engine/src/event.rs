@@ -21,6 +21,8 @@ use alloc::vec::Vec;
 
 /// Blocks of one [`Event::ReadLeft`], and of one request to a [`Device::Former`].
 pub const LEFT_BLOCKS_MAX: u64 = 64;
+/// Sectors of one [`Event::ReadCopy`], and of one request to a [`Device::Peer`].
+pub const COPY_SECTORS_MAX: u64 = 512;
 
 /// Something that happened.
 #[derive(Clone, Debug)]
@@ -96,6 +98,15 @@ pub enum Event {
         since: Serial,
         first_block: u64,
         blocks: u64,
+        buffer: BufferId,
+    },
+    /// The owner of a volume asks for what the replica that is kept here has there. Replied to when
+    /// the buffer has all of it; refused as gone where some of it is not here.
+    ReadCopy {
+        request: RequestId,
+        volume: VolumeId,
+        sector: u64,
+        sectors: u64,
         buffer: BufferId,
     },
     /// The origin of a volume has no cheap way to zero: for lack of it so many zeroes were written.
@@ -471,6 +482,9 @@ pub enum Device {
     /// What the host that had the volume before has of it clean: whole blocks of the disk, to be
     /// read. One that has not all that is asked for gives nothing.
     Former(VolumeId),
+    /// What a peer has of the volume that is dirty, to be read: the newest, or nothing where it has
+    /// not all that is asked for.
+    Peer(VolumeId, PeerId),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

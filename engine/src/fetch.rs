@@ -29,10 +29,21 @@ pub const TRIES_MAX: u8 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     Read(u32),
-    Destage { volume: VolumeId, job: u32 },
-    Replay { volume: VolumeId, job: u32 },
-    Peer { volume: VolumeId, peer: PeerId },
+    Destage {
+        volume: VolumeId,
+        job: u32,
+    },
+    Replay {
+        volume: VolumeId,
+        job: u32,
+    },
+    Peer {
+        volume: VolumeId,
+        peer: PeerId,
+    },
     Evacuate,
+    /// What another host asks for of its copy.
+    Copy(u32),
     RetryRead,
     Scrub,
 }

@@ -41,6 +41,11 @@ pub enum Pending {
         fetch: u32,
         part: u32,
     },
+    /// Blocks of a fetch that the log does not give, from a peer.
+    Recall {
+        recall: u32,
+        part: u32,
+    },
     /// Blocks from the origin into the read tier.
     Fill {
         fill: u32,
@@ -163,7 +168,7 @@ impl Pending {
             Pending::Log { .. } | Pending::CacheSync { .. } | Pending::Footer { .. } => None,
             Pending::Prepare { .. } | Pending::Checkpoint | Pending::CheckpointSync => None,
             Pending::Fetch { .. } | Pending::Fill { .. } | Pending::LineRead { .. } => None,
-            Pending::FormerRead { .. } | Pending::Serve { .. } => None,
+            Pending::FormerRead { .. } | Pending::Serve { .. } | Pending::Recall { .. } => None,
             Pending::FillBatch { .. } | Pending::FillFooter { .. } => None,
             Pending::OriginRead { .. } | Pending::Direct { .. } => None,
             Pending::EvacuateFooter | Pending::ScrubFooter => None,

@@ -144,6 +144,8 @@ pub struct Counters {
     pub flushes: u64,
     pub origin: OriginCounters,
     pub ssd_read_bytes: u64,
+    /// That a peer gave where the log did not.
+    pub recalled_bytes: u64,
     pub ssd_write_bytes: u64,
     pub checksum_errors: u64,
     /// Reads that found something in the overlay.
@@ -287,6 +289,8 @@ pub struct CopySnapshot {
     pub peers: Vec<PeerSnapshot>,
     /// Flushes are answered when the origin has what they cover.
     pub at_origin: bool,
+    /// The cache device has failed: it writes its origin past the log, or waits for that.
+    pub past_log: bool,
 }
 
 /// What is told of a peer that a volume is replicated to.

@@ -183,7 +183,7 @@ impl Devices {
             }
             Device::Journal(id) => File::Journal(place(id)),
             Device::Ledger(id) => File::Ledger(place(id)),
-            Device::Former(id) => panic!("{id:?} has no other host here"),
+            Device::Former(id) | Device::Peer(id, _) => panic!("{id:?} has no other host here"),
         }
     }
 

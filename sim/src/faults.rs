@@ -173,7 +173,7 @@ impl World {
             Device::Journal(_) => true,
             Device::Origin(_) => self.plan.rates.all_full || longer,
             Device::Ledger(_) => self.plan.rates.all_full,
-            Device::Cache | Device::Base(..) | Device::Former(_) => false,
+            Device::Cache | Device::Base(..) | Device::Former(_) | Device::Peer(..) => false,
         };
         let writes = io.op == Op::Write || longer;
         if grows && writes && self.now < trouble.full_until {

@@ -86,6 +86,18 @@ pub struct Machine {
     pub sent: VecDeque<Sent>,
     /// Reads of the host that had a volume before.
     pub asks: Vec<Io>,
+    /// The cache device takes nothing any more, and gives nothing.
+    pub failing: bool,
+    pub reads_fail: bool,
+    /// Some of its blocks have wrong bits.
+    pub rotten: bool,
+}
+
+/// Each third block of the device has a wrong bit.
+fn spoil(bytes: &mut [u8], offset: u64) {
+    for (block, at) in bytes.chunks_mut(4096).zip(offset / 4096..) {
+        block[0] ^= u8::from(at % 3 == 0);
+    }
 }
 
 fn config(shape: Shape, boot: u8) -> Config {
@@ -135,6 +147,9 @@ impl Machine {
             answers: BTreeMap::new(),
             sent: VecDeque::new(),
             asks: Vec::new(),
+            failing: false,
+            reads_fail: false,
+            rotten: false,
         })
     }
 
@@ -334,7 +349,7 @@ impl Machine {
     }
 
     fn start(&mut self, io: Io) {
-        if let Device::Former(_) = io.device {
+        if let Device::Former(_) | Device::Peer(..) = io.device {
             assert!(io.op == Op::Read, "another host is read");
             self.asks.push(io);
             return;
@@ -369,19 +384,25 @@ impl Machine {
             journal.finish(ticket, false, time, &mut self.rng);
         }
         let disk = self.devices.disk(file);
+        let reads = io.op == Op::Read;
+        let fails = file == File::Cache && self.failing && (!reads || self.reads_fail);
         if let Some(ticket) = ticket {
-            disk.finish(ticket, false, time, &mut self.rng);
+            disk.finish(ticket, fails, time, &mut self.rng);
         }
-        if let Some(point) = sync {
+        if let Some(point) = sync.filter(|_| !fails) {
             disk.sync_done(point);
         }
-        if io.op == Op::Read {
+        if reads && !fails {
             let mut bytes = vec![0; io.bytes as usize];
             disk.read(io.offset, &mut bytes, &mut self.rng);
+            if self.rotten && file == File::Cache {
+                spoil(&mut bytes, io.offset);
+            }
             self.memory.scatter(&io.slices, &bytes);
         }
         let stat = (io.op == Op::Stat).then(|| self.devices.stat(file, self.now));
-        let (io, result) = (io.id, Ok(()));
+        let result = if fails { Err(IoError::Failed) } else { Ok(()) };
+        let io = io.id;
         self.apply(Event::Done { io, result, stat });
         true
     }

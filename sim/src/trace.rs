@@ -546,7 +546,10 @@ impl Trace {
             }
             Event::Admin { request, .. } => self.add(&[8, u64::from(request.number)]),
             Event::Tick => self.add(&[9]),
-            Event::Replicate { .. } | Event::Replicated { .. } | Event::ReadLeft { .. } => {
+            Event::Replicate { .. } | Event::Replicated { .. } => {
+                unreachable!("there are no peers")
+            }
+            Event::ReadLeft { .. } | Event::ReadCopy { .. } => {
                 unreachable!("there are no peers")
             }
         }

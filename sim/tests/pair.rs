@@ -47,6 +47,18 @@ fn what_a_flush_promised_is_there_whichever_host_goes_on() {
 }
 
 #[test]
+fn what_was_acknowledged_is_there_when_the_cache_device_of_the_owner_fails() {
+    let (count, counters) = judge("a failing device", Options::with_failing);
+    if count >= 100 {
+        assert!(counters.failed_devices * 2 >= count, "{counters:?}");
+        assert!(counters.past_log * 4 >= count, "{counters:?}");
+        assert!(counters.lost_owners * 8 >= count, "{counters:?}");
+        assert!(counters.rotten * 8 >= count, "{counters:?}");
+        assert!(counters.recalled >= count, "{counters:?}");
+    }
+}
+
+#[test]
 fn with_two_copies_it_is_there_over_several_losses() {
     let (count, counters) = judge("two copies", Options::with_two);
     if count >= 100 {

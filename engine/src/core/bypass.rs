@@ -21,6 +21,10 @@
 //! the ledger counts as destaged. The ledger also says that the origin may hold what nobody synced
 //! ([`PAST_LOG`]), so that who makes the volume write-back again syncs it first. A held volume
 //! answers errors: neither its writes nor its flushes are acknowledged, nothing stale is read.
+//! A volume with copies is in *Release* until no copy counts: what goes past the log is in none of
+//! them, so the host first makes a record that says so. From then on its flushes are answered by
+//! what the origin has, also when the device is good again, until the host says otherwise. Blocks
+//! that neither the stage nor the device gives come from a copy ([`super::recall`]).
 //! A cache file that lost its name goes the same way, though it answers, because it ends with the
 //! process that has it open.
 //! Deliberately absent: bad blocks of a device that takes writes; they are the business of `fetch`
@@ -34,7 +38,7 @@ use crate::outbox::{Cx, Pending};
 use crate::snapshot::{CacheState, State};
 use crate::types::{Policy, RequestId, Time, VolumeId};
 use crate::volume::ledger::LedgerStep;
-use crate::volume::{Bypass, LedgerWriter, Volume};
+use crate::volume::{Bypass, Volume};
 
 /// How long a device may fail before guests stop waiting for it. Longer than the resets of a
 /// controller usually take, shorter than the patience of a guest's file system.
@@ -154,8 +158,8 @@ impl Core {
     fn enter_bypass(&mut self, cx: &mut Cx<'_>, id: VolumeId) {
         let volume = self.volume(id);
         let here = volume.is_attached() && volume.is_ready() && !volume.is_detaching();
-        // What goes past the log has no replica, so a volume that relies on peers waits.
-        let waits = volume.relies_on_peers() || volume.is_unproved();
+        // Another host may still write the image.
+        let waits = volume.is_unproved();
         if !here || waits || volume.is_read_only() || volume.policy == Policy::Ephemeral {
             return;
         }
@@ -230,8 +234,11 @@ impl Core {
                 volume.begin_release(true);
                 self.release_past_log(cx, id);
             }
-            // The ledger was busy when it was asked for.
-            Bypass::Release { .. } => self.release_past_log(cx, id),
+            Bypass::Release { .. } => match volume.is_released_by_ledger() {
+                true => self.bypass_released(cx, id),
+                // The ledger was busy when it was asked for.
+                false => self.release_past_log(cx, id),
+            },
             _ => {}
         }
     }
@@ -259,11 +266,12 @@ impl Core {
         }
         // Another step of the ledger has ended; ours is still to come. The device may be good by
         // now, and then nobody else looks.
-        if !volume
-            .ledger_writer()
-            .is_some_and(LedgerWriter::is_past_log)
-        {
+        if !volume.is_released_by_ledger() {
             return self.release_past_log(cx, id);
+        }
+        if volume.relies_on_peers() && !has(Bug::BypassPeers) {
+            // Another host may go on with what they have, until a record says otherwise.
+            return;
         }
         mark(Mark::PastLog);
         volume.bypass_is_released();

@@ -11,6 +11,7 @@
 //! told by the table alone. Deliberately absent: which phase comes next ([`super::destage`]).
 
 use super::Core;
+use super::merge_damage::is_covered;
 use crate::adversary::{Bug, has};
 use crate::event::{Device, Op, Purpose};
 use crate::fetch::{Owner, Want};
@@ -228,7 +229,9 @@ impl Core {
         if !bad.is_empty() {
             // It keeps what is bad by itself.
             self.volume(id).meets_damage(cx.now, core::iter::empty());
-            self.hold_if_failed(cx, id);
+            if !is_covered(self.volume(id), bad) {
+                self.hold_if_failed(cx, id);
+            }
             let destage = self.phase(id);
             destage.failed = true;
             destage.bad.extend_from_slice(bad);

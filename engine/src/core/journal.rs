@@ -99,9 +99,12 @@ impl Core {
         } else {
             let whole = destage.table_at == destage.table.len();
             if whole {
-                destage.table = Vec::new();
                 destage.phase = match destage.plan {
-                    Some(_) => Phase::Guard,
+                    Some(_) => {
+                        destage.table = Vec::new();
+                        Phase::Guard
+                    }
+                    // What the log does not give while it is applied is read by it.
                     None => Phase::JournalSync,
                 };
             }

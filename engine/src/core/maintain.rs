@@ -24,7 +24,7 @@
 //! again; then the rest is done with the next event, and a test build stops. Deliberately absent:
 //! what a step does.
 
-use super::{Core, evacuate};
+use super::{Core, evacuate, recall};
 use crate::outbox::{Cx, Timer};
 use crate::types::VolumeId;
 
@@ -72,6 +72,7 @@ impl Core {
             }
             rounds -= 1;
         }
+        recall::pump(self, cx);
         self.pump_peers(cx);
         // What is in flight may never end; then its age is to be known.
         let waits = cx.out.in_flight() > 0;
@@ -260,6 +261,7 @@ impl Core {
             || self.direct.is_allocating()
             || !self.replicas.taking.is_empty()
             || !self.replicas.joining.is_empty()
+            || self.replicas.recalls.has_chores()
             || self.waits_for_room_of_peers()
             || self.evacuation.is_running()
             || self.volumes.iter().any(|v| {

@@ -110,6 +110,11 @@ impl Core {
     }
 }
 
+/// Whether newer writes have all that is bad of the oldest epoch, and may become one with it.
+pub(super) fn is_covered(volume: &Volume, bad: &[Want]) -> bool {
+    covering(volume, bad).is_some()
+}
+
 /// The newest of the epochs behind the oldest that together have all that is bad in it.
 fn covering(volume: &Volume, bad: &[Want]) -> Option<usize> {
     // What a journal has does not change any more.

@@ -41,6 +41,7 @@ mod read;
 mod read_op;
 mod reading;
 mod rebase;
+mod recall;
 mod replay;
 mod replay_source;
 mod replay_table;
@@ -79,7 +80,7 @@ use crate::outbox::{Cx, Pending, Timer};
 use crate::ram::RamTier;
 use crate::scratch::Scratch;
 use crate::snapshot::CacheState;
-use crate::types::{BLOCK_BYTES, RequestId, Time, VolumeId};
+use crate::types::{BLOCK_BYTES, RequestId, Span, Time, VolumeId};
 use crate::volume::{Volume, Volumes};
 use alloc::vec::Vec;
 
@@ -251,6 +252,16 @@ impl Core {
                 self.lines
                     .serve(cx, (&mut self.ram, &mut self.log), Asked::of(event));
             }
+            Event::ReadCopy {
+                request,
+                volume,
+                sector,
+                sectors,
+                buffer,
+            } => {
+                let span = Span::new(sector, sectors);
+                recall::serve(self, cx, (volume, request), span, buffer);
+            }
             Event::Zeroed { volume, bytes } => self.zeroed(volume, bytes),
             Event::Done { io, result, stat } => self.done(cx, io, result, stat),
             Event::Admin { request, command } => self.command(cx, request, command),
@@ -349,10 +360,12 @@ impl Core {
             Pending::CheckpointSync => self.checkpoint_on_media(cx, ok),
             Pending::Fetch { fetch, part } => {
                 let parts = (&mut self.log, &mut self.scratch);
-                if let Some(fetched) = self.fetches.part_done(cx, parts, (fetch, part), ok) {
+                let fetched = self.fetches.part_done(cx, parts, (fetch, part), ok);
+                if let Some(fetched) = fetched.and_then(|it| recall::begin(self, cx, it)) {
                     self.fetched(cx, fetched);
                 }
             }
+            Pending::Recall { recall, part } => recall::recalled(self, cx, (recall, part), ok),
             Pending::Fill { fill } => self.filled(cx, fill, result, started),
             Pending::LineRead { fill } => self.line_read(cx, fill, ok),
             Pending::FormerRead { fill } => self.former_read(cx, fill, ok),
@@ -474,6 +487,7 @@ impl Core {
                 let (swept, bad) = (self.extents.is_swept(), fetched.is_damaged());
                 self.evacuation.fetched(cx.now, parts, swept, bad);
             }
+            Owner::Copy(serving) => recall::served(self, cx, serving, !fetched.is_damaged()),
             Owner::RetryRead => self.read_retried(cx.now, !fetched.is_damaged()),
             Owner::Scrub => self.scrubbed(cx, &fetched.bad),
         }

@@ -18,7 +18,7 @@ use crate::adversary::{Mark, mark};
 use crate::event::{Action, Batch, BatchPart, Credit, LogRoom, Purpose, Refusal};
 use crate::fetch::{Fetched, Owner, Want};
 use crate::format::record::EntryKind;
-use crate::log::QuotaOwner;
+use crate::log::{Log, QuotaOwner};
 use crate::map::{Content, ExtentMap, Piece};
 use crate::memory::Place;
 use crate::outbox::Cx;
@@ -46,6 +46,7 @@ pub struct Replicas {
     pub taking: VecDeque<VolumeId>,
     /// Volumes of which epochs become one, in turn.
     pub joining: VecDeque<VolumeId>,
+    pub recalls: super::recall::Recalls,
 }
 
 /// Whether a volume is to be looked at for something to send.
@@ -144,10 +145,15 @@ impl Gathered {
     }
 }
 
-/// The first pieces of a map from a sector on, as many as one batch takes.
-fn gather(map: &ExtentMap, from: u64, blocks_max: u64) -> Gathered {
+/// The first pieces of a map from a sector on, as many as one batch takes of those that are sent.
+fn gather(
+    map: &ExtentMap,
+    from: u64,
+    blocks_max: u64,
+    is_sent: impl Fn(&Piece) -> bool,
+) -> Gathered {
     let (mut pieces, mut blocks) = (Vec::new(), 0);
-    for piece in map.pieces_from(from) {
+    for piece in map.pieces_from(from).into_iter().filter(is_sent) {
         let skipped = from.saturating_sub(piece.span.sector);
         let span = Span::new(piece.span.sector + skipped, piece.span.sectors - skipped);
         let content = piece.content.advance(skipped);
@@ -174,6 +180,25 @@ fn gather(map: &ExtentMap, from: u64, blocks_max: u64) -> Gathered {
         }
     }
     Gathered { pieces, next: None }
+}
+
+/// Its bytes are in memory, or it has none.
+fn is_staged(log: &Log, piece: &Piece) -> bool {
+    match piece.content {
+        Content::Data(addr) => log.staged(addr).is_some(),
+        Content::Zero { .. } => true,
+    }
+}
+
+/// The device does not give what it has, and the peer has all of that.
+fn has_what_is_unread(core: &mut Core, id: VolumeId, peer: PeerId) -> bool {
+    let (failed, durable) = (core.health.is_failed(), core.log.durable);
+    let replication = &mut core.volume(id).replication;
+    let logged = replication.logged().upto(durable);
+    let has = replication
+        .find(peer)
+        .is_some_and(|it| it.durable() >= logged);
+    failed && has
 }
 
 impl Core {
@@ -366,8 +391,8 @@ impl Core {
         on: bool,
     ) {
         let volume = self.volume(id);
-        let logs = volume.policy == Policy::WriteBack && !volume.is_replica();
-        if volume.is_gone() || !logs {
+        let logs = volume.policy == Policy::WriteBack || volume.is_past_log();
+        if volume.is_gone() || !logs || volume.is_replica() {
             cx.out.reply(request, Err(Refusal::Gone));
             return;
         }
@@ -516,11 +541,8 @@ impl Core {
         if !self.peer(id, peer).purse().allows(gathered.cost()) {
             return self.wait_for_room(cx, id, peer);
         }
-        let staged = |piece: &Piece| match piece.content {
-            Content::Data(addr) => self.log.staged(addr).is_some(),
-            Content::Zero { .. } => true,
-        };
-        let here = gathered.pieces.iter().all(staged);
+        let mut pieces = gathered.pieces.iter();
+        let here = pieces.all(|piece| is_staged(&self.log, piece));
         let piece = match here {
             true => None,
             false if self.peer(id, peer).holds_piece() => return false,
@@ -591,7 +613,10 @@ impl Core {
                     part: 0,
                     from: 0,
                 });
-                let gathered = gather(&epoch.map, cursor.from, blocks_max);
+                let only_staged = has_what_is_unread(self, id, peer_id);
+                let epoch = &self.volumes.known(id).epochs[at];
+                let is_sent = |piece: &Piece| !only_staged || is_staged(&self.log, piece);
+                let gathered = gather(&epoch.map, cursor.from, blocks_max, is_sent);
                 mark(Mark::SentEpoch);
                 return Some((cursor, gathered));
             }
@@ -635,7 +660,7 @@ impl Core {
             part: 0,
             from: 0,
         });
-        let gathered = gather(&front.map, cursor.from, blocks_max);
+        let gathered = gather(&front.map, cursor.from, blocks_max, |_| true);
         Some((cursor, gathered))
     }
 
@@ -809,7 +834,9 @@ impl Core {
         if !it.is_untold(destaged) {
             return false;
         }
+        let after = it.given();
         let batch = Batch {
+            after,
             upto,
             ends: true,
             destaged,

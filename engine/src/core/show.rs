@@ -65,6 +65,7 @@ impl Core {
             credit: self.credit(id),
             peers: volume.replication.shown(),
             at_origin: volume.replication.answers_at_origin(),
+            past_log: volume.is_past_log(),
         })
     }
 

@@ -553,6 +553,8 @@ impl Core {
         let replicates = !volume.replication.is_empty();
         self.extents.grow(grown);
         if replicates {
+            let (logged, seq) = (volume.replication.logged(), appended.seq);
+            logged.stages(item.serial, seq, self.log.durable);
             self.queue_for_peers(id, piece, item.epoch, begun);
         }
         self.recount(id);

@@ -3,7 +3,7 @@
 //! Always true: writes wait in *Emergency* and *Release*.
 //! Deliberately absent: the device, and the way (`core::bypass`).
 
-use super::Volume;
+use super::{LedgerWriter, Volume};
 
 /// How far a volume has turned away from a failed device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +69,21 @@ impl Volume {
     /// Its ledger is to say that nothing of it is in the log alone.
     pub fn begin_release(&mut self, back: bool) {
         assert!(!self.is_dirty(), "the origin has what the log has");
+        if self.relies_on_peers() {
+            self.replication.answer_at_origin(true);
+        }
         self.bypass = Bypass::Release { back };
+    }
+
+    /// Its ledger says that it is released.
+    pub fn is_released_by_ledger(&self) -> bool {
+        let released = |it: &LedgerWriter| it.is_past_log() && !it.is_busy();
+        self.ledger_writer().is_some_and(released)
+    }
+
+    /// It writes its image past the log, or is about to.
+    pub fn is_past_log(&self) -> bool {
+        matches!(self.bypass, Bypass::Release { .. } | Bypass::Bypassed)
     }
 
     /// The ledger says so.

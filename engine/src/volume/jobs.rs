@@ -5,7 +5,7 @@
 
 use super::batch::Batch;
 use crate::memory::{Place, Slice};
-use crate::types::Span;
+use crate::types::{SECTOR_BYTES, Span};
 use alloc::vec::Vec;
 
 /// A range, and where its bytes lie in memory and in its job.
@@ -69,6 +69,26 @@ impl Job {
 
     pub fn bytes(&self) -> u64 {
         self.slices.iter().map(|slice| slice.bytes).sum()
+    }
+
+    /// The sector of the volume whose bytes lie at this place.
+    pub(crate) fn sector_at(&self, place: Place) -> Option<u64> {
+        let mut before = 0;
+        let mut slices = self.slices.iter();
+        let at = slices.find_map(|slice| {
+            let begins = slice.place;
+            let inside = begins.area == place.area
+                && (begins.offset..begins.offset + slice.bytes).contains(&place.offset);
+            let first = before;
+            before += slice.bytes;
+            inside.then(|| first + place.offset - begins.offset)
+        })?;
+        let has = |part: &&Part| {
+            let bytes = part.span.sectors * SECTOR_BYTES;
+            (part.at..part.at + bytes).contains(&at)
+        };
+        let part = self.parts.iter().find(has)?;
+        Some(part.span.sector + (at - part.at) / SECTOR_BYTES)
     }
 
     /// What it takes of the queue of the origin, and of the memory of the destager.

@@ -20,6 +20,7 @@ pub(crate) mod jobs;
 mod known;
 pub(crate) mod ledger;
 mod life;
+mod logged;
 mod origin_use;
 mod overlay;
 pub(crate) mod pace;

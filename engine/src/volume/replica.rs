@@ -389,12 +389,13 @@ impl Volume {
 
     /// Whether the batch goes on where the one before it has ended.
     pub fn follows(&self, batch: &Batch) -> bool {
+        let counted = self.replica.end.max(batch.destaged);
+        let no_gap = batch.after <= counted || has(Bug::SkipGapCheck);
         let Some(first) = batch.parts.first() else {
-            return batch.ends;
+            // Its reply stands for all that was sent before it.
+            return batch.ends && no_gap;
         };
         if batch.part == 0 {
-            let counted = self.replica.end.max(batch.destaged);
-            let no_gap = batch.after <= counted || has(Bug::SkipGapCheck);
             return no_gap && batch.upto >= self.replica.staged && batch.upto > counted;
         }
         let partial = self.replica.partial;

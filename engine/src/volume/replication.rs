@@ -19,10 +19,12 @@
 
 use super::Volume;
 use super::credit::Purse;
+use super::logged::Logged;
 use super::rounds::Rounds;
 use crate::adversary::{Bug, has};
 use crate::event::{Batch, Credit, LogRoom};
 use crate::map::ExtentMap;
+use crate::memory::Place;
 use crate::snapshot::PeerSnapshot;
 use crate::types::{EpochNumber, PeerId, RequestId, SECTOR_BYTES, Serial, Time};
 use alloc::collections::VecDeque;
@@ -116,6 +118,17 @@ pub struct Replication {
     at_origin: bool,
     /// Of the batch that left last; never given again.
     number: u64,
+    logged: Logged,
+}
+
+/// Where bytes are that the log of this host does not give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// No peer counts.
+    Nowhere,
+    /// One that counts may have them after a while.
+    Later,
+    Peer(PeerId),
 }
 
 impl Peer {
@@ -170,6 +183,10 @@ impl Peer {
     /// Nothing of it is on its way.
     pub fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
+    }
+
+    pub fn durable(&self) -> Serial {
+        self.durable
     }
 
     pub fn sent(&self) -> Serial {
@@ -374,6 +391,16 @@ impl Peer {
     pub fn take_reading(&mut self) -> Option<Reading> {
         self.reading.take()
     }
+
+    /// The sector of the volume whose bytes come to this place.
+    pub fn sector_read_at(&self, place: Place) -> Option<u64> {
+        let batch = self.reading.as_ref()?.batch.as_ref()?;
+        batch.parts.iter().find_map(|part| {
+            let begins = part.source.filter(|it| it.area == place.area)?;
+            let at = place.offset.checked_sub(begins.offset)? / SECTOR_BYTES;
+            (at < part.span.sectors).then(|| part.span.sector + at)
+        })
+    }
 }
 
 impl Replication {
@@ -410,6 +437,27 @@ impl Replication {
     /// Some peer has no room for what is to be sent next.
     pub fn is_short(&self) -> bool {
         self.peers.iter().any(|peer| peer.purse.is_short())
+    }
+
+    /// Up to which write the log may have what was given, with how far it is durable.
+    pub fn logged(&mut self) -> &mut Logged {
+        &mut self.logged
+    }
+
+    /// Which other peer has all up to here: those that count, in turn.
+    pub fn source(&self, upto: Serial, turn: u32, not: Option<PeerId>) -> Source {
+        let counts = self.peers.iter().filter(|peer| peer.counts);
+        let counts = counts.filter(|peer| Some(peer.id) != not);
+        if counts.clone().next().is_none() {
+            return Source::Nowhere;
+        }
+        let has = |peer: &&Peer| peer.durable >= upto || has(Bug::RecallBehind);
+        let have = counts.filter(|peer| !peer.is_stopped()).filter(has);
+        let have: Vec<PeerId> = have.map(|peer| peer.id).collect();
+        match have.is_empty() {
+            true => Source::Later,
+            false => Source::Peer(have[turn as usize % have.len()]),
+        }
     }
 
     /// Requests wait for peers, or for the origin.
@@ -560,6 +608,10 @@ impl Volume {
 
     /// A peer that has writes up to here gets the rest.
     pub fn start_peer(&mut self, now: Time, id: PeerId, have: Serial, credit: Credit) {
+        if self.replication.is_empty() {
+            // The write that is staged in part counts.
+            self.replication.logged = Logged::from(Serial(self.acked().0 + 1));
+        }
         let peers = &mut self.replication.peers;
         let at = peers.iter().position(|peer| peer.id == id);
         let at = at.unwrap_or_else(|| {

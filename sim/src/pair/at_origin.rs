@@ -75,6 +75,20 @@ pub(super) fn step(pair: &mut Pair) -> Result<(), String> {
     Ok(())
 }
 
+/// The image has all that was answered, and the log answers by it: the record says so.
+pub(super) fn record(pair: &mut Pair) -> Result<(), String> {
+    let shown = pair.owner.engine().copy(pair.disk).ok_or("no volume")?;
+    if shown.dirty || !shown.at_origin {
+        return Err("the record would say what is not so".to_owned());
+    }
+    pair.at_origin.mode = Mode::Recorded;
+    Ok(())
+}
+
+pub(super) fn is_recorded(pair: &Pair) -> bool {
+    pair.at_origin.mode == Mode::Recorded
+}
+
 /// The record names a copy again, or says no more that the image has all.
 pub(super) fn end(pair: &mut Pair) -> Result<(), String> {
     let was = std::mem::replace(&mut pair.at_origin.mode, Mode::Off);
@@ -139,6 +153,11 @@ pub(super) fn lose_owner(pair: &mut Pair) -> Result<(), String> {
     if pair.rng.chance(300) {
         answer_all(pair)?;
     }
+    go_on_with_image(pair)
+}
+
+/// The same at once: what was promised is in the image.
+pub(super) fn go_on_with_image(pair: &mut Pair) -> Result<(), String> {
     let promised = pair.model.promised();
     pair.counters.takeovers.with_flushes += u64::from(promised > 0);
     pair.counters.lost_owners += 1;

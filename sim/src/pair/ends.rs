@@ -62,7 +62,7 @@ pub(super) fn go_over(pair: &mut Pair) -> Result<(), String> {
 }
 
 /// Nothing fails for a while, and both hosts come to count if they have room.
-fn make_members(pair: &mut Pair) -> Result<(), String> {
+pub(super) fn make_members(pair: &mut Pair) -> Result<(), String> {
     for turn in 0..600 {
         let at = turn % pair.peers.len();
         let Peer { linked, member, .. } = pair.peers[at];

@@ -18,6 +18,7 @@
 
 mod at_origin;
 mod ends;
+mod failing;
 mod neighbour;
 mod peer;
 
@@ -55,6 +56,8 @@ pub struct Options {
     pub steps: u32,
     /// Hosts that may keep a replica.
     pub copies: u32,
+    /// The cache device of the owner fails once.
+    pub fails: bool,
 }
 
 impl Options {
@@ -63,6 +66,7 @@ impl Options {
             seed,
             steps: 1_500,
             copies: 1,
+            fails: false,
         }
     }
 
@@ -70,6 +74,16 @@ impl Options {
     pub fn with_two(seed: u64) -> Options {
         Options {
             copies: 2,
+            ..Options::from_seed(seed)
+        }
+    }
+
+    /// The cache device of the owner fails, with one copy or two.
+    pub fn with_failing(seed: u64) -> Options {
+        Options {
+            copies: 1 + (seed % 2) as u32,
+            fails: true,
+            steps: 500,
             ..Options::from_seed(seed)
         }
     }
@@ -109,6 +123,12 @@ pub struct Counters {
     pub neighbour: u64,
     /// Owners that were lost with their cache while the image had all that was promised.
     pub lost_owners: u64,
+    /// Cache devices that failed, of which the image was written past the log.
+    pub failed_devices: u64,
+    pub past_log: u64,
+    /// Devices with wrong bits, and blocks that came from copies.
+    pub rotten: u64,
+    pub recalled: u64,
 }
 
 impl Counters {
@@ -133,6 +153,10 @@ impl Counters {
         self.short += other.short;
         self.neighbour += other.neighbour;
         self.lost_owners += other.lost_owners;
+        self.failed_devices += other.failed_devices;
+        self.past_log += other.past_log;
+        self.rotten += other.rotten;
+        self.recalled += other.recalled;
     }
 }
 
@@ -158,6 +182,7 @@ struct Pair {
     counters: Counters,
     tuning: Tuning,
     at_origin: AtOrigin,
+    recalls: Vec<failing::Recall>,
     /// How many of the possible flushes there are, in a thousand.
     flushes: u64,
 }
@@ -176,8 +201,14 @@ fn drive(options: &Options) -> Result<Counters, String> {
     let mut pair = Pair::new(*options)?;
     for step in 0..options.steps {
         pair.step().map_err(|what| format!("step {step}: {what}"))?;
+        if options.fails && step == options.steps / 2 {
+            let over = failing::run(&mut pair);
+            if over.map_err(|what| format!("a device fails: {what}"))? {
+                return Ok(pair.counters);
+            }
+        }
         let (hop, last) = (options.steps / HOPS, step + 1 == options.steps);
-        if options.copies > 1 && (step + 1) % hop == 0 && !last {
+        if options.copies > 1 && !options.fails && (step + 1) % hop == 0 && !last {
             ends::go_over(&mut pair)
                 .map_err(|what| format!("the takeover after step {step}: {what}"))?;
         }
@@ -187,7 +218,7 @@ fn drive(options: &Options) -> Result<Counters, String> {
 }
 
 impl Pair {
-    fn new(Options { seed, copies, .. }: Options) -> Result<Pair, String> {
+    fn new(Options { seed, copies, fails, .. }: Options) -> Result<Pair, String> {
         let mut rng = Rng::new(seed);
         let mut owner = Machine::new(&mut rng, Shape::without_lines(SEGMENTS))?;
         let segments = rng.pick(&[SEGMENTS_MIN, SEGMENTS, SEGMENTS_MAX]);
@@ -200,7 +231,7 @@ impl Pair {
         let flushes = rng.pick(&[20, 300, 1000]);
         let mut peers = vec![peer];
         let at_origin = match copies {
-            1 => AtOrigin::of_seed(seed, tuning.destage),
+            1 if !fails => AtOrigin::of_seed(seed, tuning.destage),
             _ => AtOrigin::off(),
         };
         for id in 2..=copies {
@@ -219,6 +250,7 @@ impl Pair {
             counters: Counters::default(),
             tuning,
             at_origin,
+            recalls: Vec::new(),
             flushes,
         };
         pair.disk = attach(&mut pair.owner, "disk", (0, SECTORS), tuning)?;
@@ -415,8 +447,9 @@ impl Pair {
                 return Ok(());
             }
         }
+        let waits = self.is_behind_the_image(at);
         let peer = &mut self.peers[at];
-        if let Some(request) = peer.counting
+        if let Some(request) = peer.counting.filter(|_| !waits)
             && let Some(answer) = self.owner.answer(request)
         {
             peer.counting = None;
@@ -428,6 +461,16 @@ impl Pair {
             }
         }
         Ok(())
+    }
+
+    /// The log relies on the image for what this peer has not: no record names it before it has.
+    fn is_behind_the_image(&mut self, at: usize) -> bool {
+        let shown = self.owner.engine().copy(self.disk);
+        let id = self.peers[at].id;
+        shown.is_some_and(|shown| {
+            let mut peers = shown.peers.iter();
+            peers.any(|it| it.peer == id && it.durable < shown.destaged)
+        })
     }
 
     fn name_lineage(&mut self) -> Result<(), String> {

@@ -1,0 +1,471 @@
+//! Bytes that the log of this host does not give any more, from a copy on another host, or from the
+//! journal that has them already.
+//!
+//! ```text
+//! owner:  fetch with bad blocks ─▶ Waits ─ a peer that counts has all of it ─▶ Asked ─ there ─▶ good
+//!             │                      ▲ └──────── none counts ────────▶ bad      │
+//!             │                      └──── not there, some times ◀──────────────┤
+//!             └ replaced by newer writes ─▶ bad                    too often ─▶ bad
+//!         a destage that applies its journal reads them there
+//! member: ReadCopy ─ all of it is in its epochs ─▶ read of its own log ─▶ reply
+//!             └── a sector is not ─▶ gone
+//! ```
+//! Always true: what is asked for is what a read of the guest would find at that moment, and the
+//! peer that is asked has all that was written until then; so its newest bytes are the right ones,
+//! or those of a write that the guest has made since. A destage takes them only if that is still
+//! what a read would find. A whole block must have the checksum that the log of this host has of
+//! it. A fetch ends once, with what is bad in the end. A member answers with all sectors or with
+//! none. So many are under way at most.
+//! Deliberately absent: connections; images that allocate, which have no copies; what a guest or a
+//! destage does with blocks that stay bad.
+
+use super::Core;
+use super::read_op::Goal;
+use crate::adversary::{Bug, Mark, has, mark};
+use crate::event::{COPY_SECTORS_MAX, Device, Op, Purpose, Refusal};
+use crate::fetch::{Fetched, Owner, Want};
+use crate::format::journal::{Journal, JournalEntry};
+use crate::format::record::EntryKind;
+use crate::map::Content;
+use crate::memory::{Area, Place, Slice};
+use crate::outbox::{Cx, Pending};
+use crate::slab::Slab;
+use crate::types::{
+    BLOCK_BYTES, BLOCK_SECTORS, BufferId, LogAddr, RequestId, SECTOR_BYTES, Serial, Span, Time,
+    VolumeId,
+};
+use crate::volume::replication::Source;
+use alloc::vec::Vec;
+
+/// Reads of peers under way: fewer than another host has at a time for this one.
+const IN_FLIGHT_MAX: usize = 16;
+/// How often a part is asked for, and how long it waits in between.
+const TRIES_MAX: u32 = 5;
+const RETRY_MS: u64 = 200;
+
+/// What peers are asked for, and what is read here for other hosts.
+#[derive(Default)]
+pub struct Recalls {
+    recalls: Slab<Recall>,
+    /// Those with parts that wait.
+    waiting: Vec<u32>,
+    in_flight: usize,
+    serving: Slab<RequestId>,
+}
+
+impl Recalls {
+    /// Time alone may bring something to do.
+    pub fn has_chores(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+/// A fetch whose bad blocks are asked of peers.
+struct Recall {
+    volume: VolumeId,
+    fetched: Fetched,
+    /// A peer has them if it has all up to here.
+    upto: Serial,
+    parts: Vec<Part>,
+    /// Parts that are not at their end.
+    open: usize,
+}
+
+struct Part {
+    want: Want,
+    from: From,
+    sector: u64,
+    tries: u32,
+    state: State,
+}
+
+/// Where a part may be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum From {
+    Peer,
+    /// At this place of the journal that is being applied.
+    Journal(u64),
+    /// What a read finds there by now.
+    Map(Option<Content>),
+    Nowhere,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Waits(Time),
+    Asked,
+    Over,
+}
+
+impl Part {
+    fn span(&self) -> Span {
+        Span::new(self.sector, self.want.sectors)
+    }
+}
+
+/// Of which volume a fetch is, if there may be the same elsewhere.
+fn volume_of(core: &mut Core, owner: Owner) -> Option<VolumeId> {
+    let volume = match owner {
+        Owner::Read(read) => core.reading.read(read).volume,
+        Owner::Destage { volume, .. } | Owner::Peer { volume, .. } => volume,
+        _ => return None,
+    };
+    core.find(volume)
+        .filter(|it| !it.is_replica())
+        .map(|_| volume)
+}
+
+/// The sector of its volume where a part of a fetch begins.
+fn sector_of(core: &mut Core, owner: Owner, want: &Want) -> Option<u64> {
+    match owner {
+        Owner::Read(read) => {
+            let op = core.reading.read(read);
+            match op.goal {
+                Goal::Guest { .. } => Some(op.span.sector + want.to.offset / SECTOR_BYTES),
+                Goal::Table(_) => None,
+            }
+        }
+        Owner::Destage { volume, job } => core.phase(volume).jobs.get(job).sector_at(want.to),
+        Owner::Peer { volume, peer } => {
+            let peer = core.volume(volume).replication.find(peer)?;
+            peer.sector_read_at(want.to)
+        }
+        _ => None,
+    }
+}
+
+/// The entries of the journal that is being applied, from which this fetch may be read as well.
+fn journal_of(core: &mut Core, owner: Owner) -> Vec<JournalEntry> {
+    let Owner::Destage { volume, .. } = owner else {
+        return Vec::new();
+    };
+    let destage = core.phase(volume);
+    let journal = Journal::parse(&destage.table);
+    match journal {
+        Ok(journal) if destage.applies() && !destage.in_place => journal.entries,
+        _ => Vec::new(),
+    }
+}
+
+/// Cuts a part of a fetch into those that lie together, in the journal or in the newest map.
+fn sources(
+    core: &mut Core,
+    id: VolumeId,
+    (span, addr): (Span, LogAddr),
+    (journal, guests): (&[JournalEntry], bool),
+) -> Vec<(Span, From)> {
+    let mut found = Vec::new();
+    let mut at = span.sector;
+    while at < span.end() {
+        let mut entries = journal.iter().filter(|it| it.kind == EntryKind::Write);
+        let Some(entry) = entries.find(|it| (it.span.sector..it.span.end()).contains(&at)) else {
+            break;
+        };
+        let upto = entry.span.end().min(span.end());
+        let offset = entry.offset + (at - entry.span.sector) * SECTOR_BYTES;
+        found.push((Span::new(at, upto - at), From::Journal(offset)));
+        at = upto;
+    }
+    if at == span.end() {
+        return found;
+    }
+    let volume = core.volume(id);
+    let counts = volume.relies_on_peers();
+    let resolved = volume.resolve(span).into_iter();
+    let parts = resolved.map(|(part, content)| {
+        let place = addr.plus(part.sector - span.sector);
+        let newest = matches!(content, Some(Content::Data(found)) if found == place);
+        let asks = counts && (newest || has(Bug::RecallReplaced));
+        let from = match newest {
+            false if guests => From::Map(content),
+            _ if asks => From::Peer,
+            _ => From::Nowhere,
+        };
+        (part, from)
+    });
+    parts.collect()
+}
+
+/// What a guest reads has another place by now. Gives back a part of it that peers are asked for.
+fn read_anew(
+    core: &mut Core,
+    cx: &mut Cx<'_>,
+    read: u32,
+    (span, to): (Span, Place),
+    content: Option<Content>,
+) -> Option<Want> {
+    match content {
+        Some(Content::Data(addr)) => {
+            let sectors = span.sectors;
+            return Some(Want { addr, sectors, to });
+        }
+        Some(Content::Zero { .. }) => cx.memory.zero(to, span.sectors * SECTOR_BYTES),
+        // The origin has it.
+        None => core.read_uncovered(cx, read, span),
+    }
+    None
+}
+
+/// Whether a read would find just these bytes of the log there.
+fn is_newest(core: &mut Core, id: VolumeId, span: Span, addr: LogAddr) -> bool {
+    let Some(volume) = core.find(id) else {
+        return false;
+    };
+    let is_it = |(part, content): (Span, Option<Content>)| {
+        let at = addr.plus(part.sector - span.sector);
+        matches!(content, Some(Content::Data(found)) if found == at)
+    };
+    volume.resolve(span).into_iter().all(is_it) || has(Bug::RecallReplaced)
+}
+
+/// A fetch has ended. Gives it back where nothing of it can come from elsewhere.
+pub(super) fn begin(core: &mut Core, cx: &mut Cx<'_>, mut fetched: Fetched) -> Option<Fetched> {
+    if !fetched.is_damaged() {
+        return Some(fetched);
+    }
+    let owner = fetched.owner;
+    let Some(volume) = volume_of(core, owner) else {
+        return Some(fetched);
+    };
+    let journal = journal_of(core, owner);
+    let mut parts = Vec::new();
+    for want in core::mem::take(&mut fetched.bad) {
+        let Some(sector) = sector_of(core, owner, &want) else {
+            fetched.bad.push(want);
+            continue;
+        };
+        let span = Span::new(sector, want.sectors);
+        let guests = matches!(owner, Owner::Read(_));
+        let found = sources(core, volume, (span, want.addr), (&journal, guests));
+        for (span, from) in found {
+            let skipped = span.sector - sector;
+            let mut want = Want {
+                addr: want.addr.plus(skipped),
+                sectors: span.sectors,
+                to: want.to.plus(skipped * SECTOR_BYTES),
+            };
+            let from = match (from, owner) {
+                (From::Map(content), Owner::Read(read)) => {
+                    let place = (span, want.to);
+                    let Some(anew) = read_anew(core, cx, read, place, content) else {
+                        continue;
+                    };
+                    want = anew;
+                    match core.volume(volume).relies_on_peers() {
+                        true => From::Peer,
+                        false => From::Nowhere,
+                    }
+                }
+                (from, _) => from,
+            };
+            if from == From::Nowhere {
+                fetched.bad.push(want);
+                continue;
+            }
+            parts.push(Part {
+                want,
+                from,
+                sector: span.sector,
+                tries: 0,
+                state: State::Waits(cx.now),
+            });
+        }
+    }
+    if parts.is_empty() {
+        return Some(fetched);
+    }
+    let upto = core.volume(volume).acked();
+    let open = parts.len();
+    let recalls = &mut core.replicas.recalls;
+    let id = recalls.recalls.insert(Recall {
+        volume,
+        fetched,
+        upto,
+        parts,
+        open,
+    });
+    recalls.waiting.push(id);
+    // What was written last is on its way to them, or goes now.
+    core.replicas.mark(volume);
+    None
+}
+
+/// Asks for what waits, as far as that can be.
+pub(super) fn pump(core: &mut Core, cx: &mut Cx<'_>) {
+    for _ in 0..core.replicas.recalls.waiting.len() {
+        let recalls = &mut core.replicas.recalls;
+        if recalls.in_flight >= IN_FLIGHT_MAX {
+            return;
+        }
+        let id = recalls.waiting.remove(0);
+        if ask(core, cx, id) {
+            core.replicas.recalls.waiting.push(id);
+        }
+        end_if_over(core, cx, id);
+    }
+}
+
+/// Asks for the parts of one that wait. True if some wait still.
+fn ask(core: &mut Core, cx: &mut Cx<'_>, id: u32) -> bool {
+    let recall = core.replicas.recalls.recalls.get(id);
+    let (volume, upto) = (recall.volume, recall.upto);
+    let not = match recall.fetched.owner {
+        Owner::Peer { peer, .. } => Some(peer),
+        _ => None,
+    };
+    let count = recall.parts.len();
+    let mut waits = false;
+    for at in 0..count {
+        let recalls = &mut core.replicas.recalls;
+        let part = &recalls.recalls.get(id).parts[at];
+        let State::Waits(until) = part.state else {
+            continue;
+        };
+        let (from, tries) = (part.from, part.tries);
+        let may = recalls.in_flight < IN_FLIGHT_MAX && cx.now >= until;
+        let source = core
+            .find(volume)
+            .map(|it| it.replication.source(upto, tries, not));
+        match (from, source) {
+            (From::Journal(offset), Some(_)) if may => {
+                send(core, cx, (id, at), (Device::Journal(volume), offset));
+            }
+            // None counts any more, so that none must have it.
+            (From::Peer, None | Some(Source::Nowhere)) | (_, None) => part_is_bad(core, id, at),
+            // It may wait for the one that this is for.
+            (From::Peer, Some(Source::Later)) if not.is_some() => part_is_bad(core, id, at),
+            (From::Peer, Some(Source::Peer(peer))) if may => {
+                let part = &core.replicas.recalls.recalls.get(id).parts[at];
+                let offset = part.sector * SECTOR_BYTES;
+                send(core, cx, (id, at), (Device::Peer(volume, peer), offset));
+            }
+            _ => waits = true,
+        }
+    }
+    waits
+}
+
+fn send(
+    core: &mut Core,
+    cx: &mut Cx<'_>,
+    (recall, at): (u32, usize),
+    (device, offset): (Device, u64),
+) {
+    mark(Mark::Recalled);
+    let recalls = &mut core.replicas.recalls;
+    let part = &mut recalls.recalls.get(recall).parts[at];
+    (part.state, part.tries) = (State::Asked, part.tries + 1);
+    let slices = alloc::vec![Slice {
+        place: part.want.to,
+        bytes: part.want.sectors * SECTOR_BYTES,
+    }];
+    recalls.in_flight += 1;
+    let part = at as u32;
+    let (pending, purpose) = (Pending::Recall { recall, part }, Purpose::Replicate);
+    cx.transfer(pending, purpose, device, Op::Read, offset, slices);
+}
+
+/// A part has come, or not.
+pub(super) fn recalled(core: &mut Core, cx: &mut Cx<'_>, (id, at): (u32, u32), ok: bool) {
+    core.replicas.recalls.in_flight -= 1;
+    let at = at as usize;
+    let recall = core.replicas.recalls.recalls.get(id);
+    let volume = recall.volume;
+    let guests = matches!(recall.fetched.owner, Owner::Read(_));
+    let part = &recall.parts[at];
+    assert!(part.state == State::Asked, "an answer has a question");
+    let (want, span, tries, from) = (part.want, part.span(), part.tries, part.from);
+    let same = from != From::Peer || is_newest(core, volume, span, want.addr);
+    // A guest that writes where it reads may find either.
+    let good = ok && (same || guests) && (!same || has_sum(core, cx, &want));
+    if good {
+        mark(Mark::GaveRecalled);
+        let recall = core.replicas.recalls.recalls.get(id);
+        (recall.parts[at].state, recall.open) = (State::Over, recall.open - 1);
+        let counters = &mut core.volume(volume).counters;
+        counters.recalled_bytes += span.sectors * SECTOR_BYTES;
+    } else if (same || guests) && tries < TRIES_MAX {
+        let recalls = &mut core.replicas.recalls;
+        let until = cx.now.plus_millis(RETRY_MS);
+        recalls.recalls.get(id).parts[at].state = State::Waits(until);
+        if !recalls.waiting.contains(&id) {
+            recalls.waiting.push(id);
+        }
+    } else {
+        part_is_bad(core, id, at);
+    }
+    end_if_over(core, cx, id);
+}
+
+/// What came is what the log had, as far as it knows a checksum of just that.
+fn has_sum(core: &Core, cx: &Cx<'_>, want: &Want) -> bool {
+    let whole = want.sectors == BLOCK_SECTORS && want.addr.0.is_multiple_of(BLOCK_SECTORS);
+    let sum = |place| cx.memory.checksum(place, BLOCK_BYTES);
+    !whole || sum(want.to) == core.log.sum(want.addr) || has(Bug::DropLogSum)
+}
+
+fn part_is_bad(core: &mut Core, id: u32, at: usize) {
+    let recall = core.replicas.recalls.recalls.get(id);
+    (recall.parts[at].state, recall.open) = (State::Over, recall.open - 1);
+    let want = recall.parts[at].want;
+    recall.fetched.bad.push(want);
+}
+
+fn end_if_over(core: &mut Core, cx: &mut Cx<'_>, id: u32) {
+    let recalls = &mut core.replicas.recalls;
+    if recalls.recalls.get(id).open > 0 {
+        return;
+    }
+    recalls.waiting.retain(|it| *it != id);
+    let Recall {
+        volume, fetched, ..
+    } = recalls.recalls.take(id);
+    core.fetched(cx, fetched);
+    core.touch(volume);
+}
+
+/// The owner of a volume asks for what is kept here of it.
+pub(super) fn serve(
+    core: &mut Core,
+    cx: &mut Cx<'_>,
+    (id, request): (VolumeId, RequestId),
+    span: Span,
+    buffer: BufferId,
+) {
+    let kept = core
+        .find(id)
+        .filter(|it| it.is_replica() && !it.has_damaged_log());
+    let inside = |sectors: u64| span.sector < sectors && span.sectors <= sectors - span.sector;
+    let fits = (1..=COPY_SECTORS_MAX).contains(&span.sectors);
+    let parts = kept
+        .filter(|it| fits && inside(it.sectors()))
+        .map(|it| it.resolve(span));
+    let Some(parts) = parts.filter(|parts| parts.iter().all(|(_, found)| found.is_some())) else {
+        return cx.out.reply(request, Err(Refusal::Gone));
+    };
+    let mut wants = Vec::new();
+    for (part, content) in parts {
+        let at = (part.sector - span.sector) * SECTOR_BYTES;
+        let to = Place::new(Area::Buffer(buffer), at);
+        match content {
+            Some(Content::Data(addr)) => wants.push(Want {
+                addr,
+                sectors: part.sectors,
+                to,
+            }),
+            _ => cx.memory.zero(to, part.sectors * SECTOR_BYTES),
+        }
+    }
+    let serving = core.replicas.recalls.serving.insert(request);
+    let (owner, purpose) = (Owner::Copy(serving), Purpose::Replicate);
+    let parts = (&mut core.log, &mut core.scratch);
+    if !core.fetches.start(cx, parts, owner, purpose, &wants) {
+        served(core, cx, serving, true);
+    }
+}
+
+pub(super) fn served(core: &mut Core, cx: &mut Cx<'_>, serving: u32, good: bool) {
+    let request = core.replicas.recalls.serving.take(serving);
+    let result = if good { Ok(()) } else { Err(Refusal::Gone) };
+    cx.out.reply(request, result);
+}
