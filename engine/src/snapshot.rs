@@ -289,6 +289,8 @@ pub struct CopySnapshot {
     pub peers: Vec<PeerSnapshot>,
     /// Flushes are answered when the origin has what they cover.
     pub at_origin: bool,
+    /// The cache device has failed, and what it has is being brought to the origin.
+    pub rescues: bool,
     /// The cache device has failed: it writes its origin past the log, or waits for that.
     pub past_log: bool,
 }

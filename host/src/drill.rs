@@ -45,7 +45,11 @@ pub fn leaves_out_sync(device: Device) -> bool {
     match device {
         Device::Cache => switches().cache_sync,
         Device::Journal(_) => switches().journal_sync,
-        Device::Origin(_) | Device::Base(..) | Device::Ledger(_) | Device::Former(_) => false,
+        Device::Origin(_)
+        | Device::Base(..)
+        | Device::Ledger(_)
+        | Device::Former(_)
+        | Device::Peer(..) => false,
     }
 }
 

@@ -68,7 +68,7 @@ impl Files {
             Device::Base(volume, file) => self.volumes.get(&volume)?.base(file),
             Device::Ledger(volume) => self.volumes.get(&volume)?.ledger.as_ref(),
             Device::Journal(volume) => self.volumes.get(&volume)?.journal.as_ref(),
-            Device::Former(_) => None,
+            Device::Former(_) | Device::Peer(..) => None,
         }
     }
 
@@ -84,7 +84,11 @@ impl Files {
         let (volume, ledger) = match device {
             Device::Ledger(volume) => (volume, true),
             Device::Journal(volume) => (volume, false),
-            Device::Cache | Device::Origin(_) | Device::Base(..) | Device::Former(_) => {
+            Device::Cache
+            | Device::Origin(_)
+            | Device::Base(..)
+            | Device::Former(_)
+            | Device::Peer(..) => {
                 return Err(IoError::Failed);
             }
         };
@@ -120,7 +124,11 @@ impl Files {
         let removed = match device {
             Device::Journal(volume) => self.cut_journal(volume),
             Device::Ledger(volume) => self.remove_sides(volume),
-            Device::Cache | Device::Origin(_) | Device::Base(..) | Device::Former(_) => {
+            Device::Cache
+            | Device::Origin(_)
+            | Device::Base(..)
+            | Device::Former(_)
+            | Device::Peer(..) => {
                 panic!("{device:?} is never removed")
             }
         };
@@ -285,9 +293,11 @@ pub fn stat_of_export(size_bytes: u64) -> Stat {
 fn missing(device: Device) -> Result<(), IoError> {
     match device {
         Device::Ledger(_) | Device::Journal(_) => Ok(()),
-        Device::Cache | Device::Origin(_) | Device::Base(..) | Device::Former(_) => {
-            Err(IoError::Failed)
-        }
+        Device::Cache
+        | Device::Origin(_)
+        | Device::Base(..)
+        | Device::Former(_)
+        | Device::Peer(..) => Err(IoError::Failed),
     }
 }
 

@@ -46,6 +46,8 @@ pub const SECRET_BYTES: usize = 16;
 pub const FEATURE_DATA: u64 = 1;
 /// And reads of clean blocks are taken on it.
 pub const FEATURE_READS: u64 = 2;
+/// And reads of what copies have.
+pub const FEATURE_RECALLS: u64 = 4;
 
 const CHECKSUM_AT: usize = 12;
 const BATCH_AT: usize = 32;
@@ -101,10 +103,12 @@ pub enum Kind {
     /// A read of clean blocks, and its answer; see [`crate::reads`].
     Read = 12,
     Blocks = 13,
+    /// A read of what a copy has; answered by the same.
+    Recall = 14,
 }
 
 impl Kind {
-    const ALL: [Kind; 13] = [
+    const ALL: [Kind; 14] = [
         Kind::Hello,
         Kind::Ping,
         Kind::Pong,
@@ -118,6 +122,7 @@ impl Kind {
         Kind::Batch,
         Kind::Read,
         Kind::Blocks,
+        Kind::Recall,
     ];
 
     fn parse(number: u16) -> Result<Kind, FrameError> {
@@ -467,7 +472,7 @@ impl Frame {
                 ok: from.flag("ok")?,
                 text: from.text("text", TEXT_BYTES_MAX)?,
             },
-            Kind::Batch | Kind::Read | Kind::Blocks => {
+            Kind::Batch | Kind::Read | Kind::Blocks | Kind::Recall => {
                 return Err(FrameError::Kind(kind as u16));
             }
         })

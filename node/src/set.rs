@@ -25,13 +25,16 @@
 //!   it can write again only by a record that ends this ownership (C9).
 //! - A copy without room is left out by its host's own word, never for want of credit (correction
 //!   13). It is dropped when the record without it is decided: what it has is what is short there.
+//! - While the own device fails, the own copy is not complete: what it has may be gone. Once the
+//!   origin has everything, the record names no other copy, and says that the origin has all; only
+//!   then the origin is written without the log.
 //! - The last complete copy is never left out. If it is unfit, the unit waits for it: after a
 //!   takeover the owner's own copy is not complete until it has fetched what was left.
 //! - Fewer than p + 1 complete copies are shown as degraded, with the reason. After a takeover that
 //!   is so until what the owner before has left is complete in p + 1 of them (correction 10).
 //!
 //! Deliberately absent: times, see [`crate::watch`]; where a copy goes, see [`crate::choice`]; the
-//! stream itself; an owner without an own copy, which changes no set.
+//! stream itself.
 
 mod at_origin;
 mod drain;
@@ -99,6 +102,8 @@ pub enum Event {
     AtOrigin(bool),
     /// The log answers as [`Set::answers_at_origin`] says, after all that was given so far.
     Obeys(bool),
+    /// What the own log is good for.
+    OwnLog(OwnLog),
     /// The drainer of this epoch writes no more (C9).
     Proved(Epoch),
     /// The ledger of the epoch that was asked for is there and synced, or cannot be made.
@@ -113,6 +118,17 @@ pub enum Event {
     Give(Option<Holder>),
     /// What was not answered is asked for again.
     Tick,
+}
+
+/// What the own log is good for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OwnLog {
+    #[default]
+    Good,
+    /// Its device fails, and what it has may be there no more. It is being brought to the origin.
+    Fails,
+    /// The origin has all of it, and is written without the log as soon as the record says so.
+    Past,
 }
 
 /// What the host is to do.
@@ -246,6 +262,7 @@ pub struct Set {
     destaged: Serial,
     wish: Wish,
     origin: AtOrigin,
+    own_log: OwnLog,
     choosing: bool,
     proved: Option<Epoch>,
     preparing: Option<Epoch>,
@@ -279,6 +296,7 @@ impl Set {
             peers: others.map(peer).collect(),
             wish: Wish::new(owns.record.wanted),
             origin: AtOrigin::new(owns.record.at_origin),
+            own_log: OwnLog::Good,
             change: None,
             record: owns.record,
             left: Left::default(),
@@ -306,6 +324,10 @@ impl Set {
     /// The record that is being made.
     pub fn changing(&self) -> Option<&Record> {
         self.change.as_ref().map(Change::record)
+    }
+
+    pub fn own_log(&self) -> OwnLog {
+        self.own_log
     }
 
     pub fn state(&self) -> State {
@@ -432,7 +454,7 @@ impl Set {
 
     fn complete(&self, members: &[Member]) -> usize {
         let is = |member: &&Member| match **member == self.own {
-            true => self.own_from <= self.destaged,
+            true => self.own_from <= self.destaged && self.has_own_copy(),
             false => {
                 let peer = self.peers.iter().find(|peer| peer.member == **member);
                 peer.is_some_and(|peer| peer.from <= self.destaged)
@@ -479,6 +501,7 @@ impl Set {
                     self.acknowledged = self.acknowledged.max(self.history.end());
                 }
             }
+            Event::OwnLog(log) => self.own_log = log,
             Event::Proved(epoch) => self.proved = Some(epoch),
             Event::Prepared(made) => self.prepared(cx, made),
             Event::Remembered => {
@@ -856,7 +879,7 @@ impl Set {
     fn wants_learner(&self) -> bool {
         let members = &self.record.members;
         let source = self.own_from <= self.destaged;
-        let begun = !members.is_empty();
+        let begun = !members.is_empty() && self.own_log == OwnLog::Good;
         begun && self.wish.lacks(members) && self.learner().is_none() && source
     }
 
@@ -868,7 +891,7 @@ impl Set {
             return;
         }
         if let Some((learner, _)) = self.learner()
-            && !self.wish.takes(&self.record.members, learner.host)
+            && (!self.wish.takes(&self.record.members, learner.host) || !self.has_own_log())
         {
             return self.unfit(cx, learner.host);
         }
@@ -906,6 +929,25 @@ impl Set {
         self.seek(cx);
     }
 
+    /// What the own copy should have is in the log, or at the origin.
+    fn has_own_copy(&self) -> bool {
+        match self.own_log {
+            OwnLog::Good => true,
+            OwnLog::Fails => false,
+            OwnLog::Past => self.acknowledged <= self.destaged,
+        }
+    }
+
+    fn has_own_log(&self) -> bool {
+        self.own_log == OwnLog::Good
+    }
+
+    /// The origin has all that was acknowledged, and is about to be written without the log.
+    fn is_past_log(&self) -> bool {
+        let has_all = self.acknowledged <= self.destaged;
+        self.own_log == OwnLog::Past && has_all
+    }
+
     /// The members without those that are unfit, or too many.
     fn fit_members(&self) -> Option<Vec<Member>> {
         let mut members = self.record.members.clone();
@@ -917,6 +959,10 @@ impl Set {
             peers.any(|peer| peer.member == *member && peer.unfit)
         };
         members.retain(|member| !unfit(member));
+        if self.is_past_log() {
+            // What is written from here on is in none of the others.
+            members.retain(|member| *member == self.own);
+        }
         while let Some(at) = self.wish.spare(&members, &self.own) {
             members.remove(at);
         }
@@ -934,7 +980,8 @@ impl Set {
         let has_flushes = durable >= self.acknowledged || has(Rule::LearnerHasFlushes);
         let has_all = has_flushes && (durable >= self.cut || has(Rule::LearnerHasCuts));
         let room = self.wish.takes(&self.record.members, learner.member.host);
-        let joins = learner.live && learner.at == At::Streaming && !learner.unfit;
+        let joins =
+            self.has_own_log() && learner.live && learner.at == At::Streaming && !learner.unfit;
         if !(complete && has_all && room && joins) {
             return None;
         }

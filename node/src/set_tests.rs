@@ -615,6 +615,37 @@ fn a_record_says_that_the_origin_has_all_flushes_only_while_it_has_them() {
     assert_eq!(owner.set.acknowledge(), Some(Serial(FIRST + 3)));
 }
 
+/// While its device fails the owner counts on the copy; what is written without the log is in none.
+#[test]
+fn an_owner_whose_device_fails_keeps_its_copy_until_the_origin_has_everything() {
+    let mut owner = Owner::new(&[1, 2], 1, None, None);
+    owner.writes(FIRST + 2);
+    owner.joins(2, FIRST + 2);
+    owner.tell(Event::OwnLog(OwnLog::Fails));
+    let same = owner.wins();
+    assert_eq!(same.members, [member(1), member(2)]);
+    assert!(same.degraded.is_some() && owner.set.real() == 0);
+    // Its copy is late, and is the only one that is complete.
+    owner.tell(Event::Unfit { host: id(2) });
+    assert_eq!(owner.changing(), None);
+    owner.tell(Event::Fit { host: id(2) });
+    assert_eq!(owner.set.begin_cut(), Some(Serial(FIRST + 2)));
+    assert_eq!(owner.set.acknowledge(), Some(Serial(FIRST + 2)));
+    owner.tell(Event::OwnLog(OwnLog::Past));
+    assert_eq!(owner.changing(), None, "the origin lacks some");
+    owner.tell(Event::Destaged(Serial(FIRST + 2)));
+    let alone = owner.wins();
+    assert_eq!(alone.members, [member(1)]);
+    assert!(alone.at_origin && owner.set.answers_at_origin());
+    owner.tell(Event::Tick);
+    let asks = |it: &Action| matches!(it, Action::Choose { .. });
+    assert!(!owner.out.iter().any(asks), "no copy could be made");
+    owner.tell(Event::OwnLog(OwnLog::Good));
+    assert!(!owner.wins().at_origin, "it goes by its log");
+    owner.tell(Event::Tick);
+    assert!(owner.out.iter().any(asks));
+}
+
 /// What its guest may see once is not lost with its host later.
 #[test]
 fn an_owner_with_more_than_its_origin_is_served_after_a_record_that_says_less() {

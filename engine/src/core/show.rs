@@ -65,6 +65,7 @@ impl Core {
             credit: self.credit(id),
             peers: volume.replication.shown(),
             at_origin: volume.replication.answers_at_origin(),
+            rescues: volume.is_being_rescued(),
             past_log: volume.is_past_log(),
         })
     }

@@ -81,6 +81,11 @@ impl Volume {
         self.ledger_writer().is_some_and(released)
     }
 
+    /// What it has is being brought from a device that fails, or cannot be.
+    pub fn is_being_rescued(&self) -> bool {
+        matches!(self.bypass, Bypass::Emergency | Bypass::Held)
+    }
+
     /// It writes its image past the log, or is about to.
     pub fn is_past_log(&self) -> bool {
         matches!(self.bypass, Bypass::Release { .. } | Bypass::Bypassed)

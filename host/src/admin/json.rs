@@ -404,6 +404,7 @@ fn counters(view: &View, volume: &VolumeSnapshot) -> Value {
         "ssd": {
             "read_bytes": counters.ssd_read_bytes,
             "write_bytes": counters.ssd_write_bytes,
+            "recalled_bytes": counters.recalled_bytes,
         },
         "checksum_errors": counters.checksum_errors,
         "waiting_requests": volume.waiting_requests,

@@ -144,6 +144,12 @@ const VOLUME_METRICS: &[Metric] = &[
         |v| v.counters.ssd_write_bytes,
     ),
     (
+        "recalled_bytes_total",
+        "counter",
+        "Bytes that the cache device did not give, from a copy on another host or from the journal.",
+        |v| v.counters.recalled_bytes,
+    ),
+    (
         "checksum_errors_total",
         "counter",
         "Blocks with a wrong checksum.",

@@ -21,13 +21,13 @@ use super::wire::{self, Ended, Movable};
 use engine::event::Credit;
 use engine::types::Uuid;
 use node::batch::Batch;
-use node::frame::{FEATURE_DATA, FEATURE_READS, Frame, VERSION_MAX};
+use node::frame::{FEATURE_DATA, FEATURE_READS, FEATURE_RECALLS, Frame, VERSION_MAX};
 use node::message::{Body, Message};
-use node::reads::{Blocks, Read};
+use node::reads::{Blocks, Question};
 use rustls::ClientConfig;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, split};
@@ -54,8 +54,8 @@ const WITHOUT_LINK_MAX: u32 = 3;
 pub trait Outlet: Send + Sync {
     /// Takes a frame, with what follows it. False: it goes nowhere, nor does any other one.
     fn send(&self, frame: Vec<u8>) -> bool;
-    /// Whether the other end is known to take reads.
-    fn takes_reads(&self) -> bool {
+    /// Whether the other end is known to take this, one of the features of a `Hello`.
+    fn takes(&self, _feature: u64) -> bool {
         false
     }
 }
@@ -67,9 +67,10 @@ pub trait DataSink: Send + Sync {
     fn batch(&self, from: Uuid, batch: Batch, payload: Vec<u8>, back: Arc<dyn Outlet>);
     /// A copy there has all batches of this session up to this number, and takes this much.
     fn ack(&self, from: Uuid, copy: Uuid, session: Uuid, number: u64, credit: Credit);
-    /// A host asks for clean blocks of a volume that went there. Answers as to a batch.
-    fn read(&self, from: Uuid, read: Read, back: Arc<dyn Outlet>);
-    /// Clean blocks of a volume that came from there, with their bytes.
+    /// A host asks for clean blocks of a volume that went there, or for what a copy of its own has.
+    /// Answers as to a batch.
+    fn read(&self, from: Uuid, read: Question, back: Arc<dyn Outlet>);
+    /// What a host has answered to such a question, with the bytes.
     fn blocks(&self, from: Uuid, blocks: Blocks, payload: Vec<u8>);
 }
 
@@ -98,8 +99,8 @@ struct Queue {
     frames: mpsc::Sender<Vec<u8>>,
     ended: AtomicBool,
     close: Notify,
-    /// The other end has said that it takes reads.
-    reads: AtomicBool,
+    /// What the other end has said that it takes.
+    takes: AtomicU64,
 }
 
 impl Queue {
@@ -109,7 +110,7 @@ impl Queue {
             frames,
             ended: AtomicBool::new(false),
             close: Notify::new(),
-            reads: AtomicBool::new(false),
+            takes: AtomicU64::new(0),
         };
         (Arc::new(queue), taken)
     }
@@ -133,8 +134,8 @@ impl Outlet for Queue {
         sent
     }
 
-    fn takes_reads(&self) -> bool {
-        self.reads.load(Ordering::Relaxed)
+    fn takes(&self, feature: u64) -> bool {
+        self.takes.load(Ordering::Relaxed) & feature != 0
     }
 }
 
@@ -257,7 +258,7 @@ impl Data {
                 return greeting::close_with(&mut stream, &Frame::Refused { why }).await;
             }
         };
-        let features = FEATURE_DATA | FEATURE_READS;
+        let features = FEATURE_DATA | FEATURE_READS | FEATURE_RECALLS;
         let hello = self.shared.hello(features).encode(version);
         if wire::write_soon(&mut stream, &hello).await.is_err() {
             return;
@@ -318,8 +319,7 @@ impl Data {
                     if !greeting::is_for_data(&hello) || version != VERSION_MAX {
                         return format!("{address}: does not take batches of this version");
                     }
-                    let reads = hello.features & FEATURE_READS != 0;
-                    queue.reads.store(reads, Ordering::Relaxed);
+                    queue.takes.store(hello.features, Ordering::Relaxed);
                     let (reader, writer) = split(stream);
                     return tokio::select! {
                         why = self.hear_answers(reader, version, host) => why,

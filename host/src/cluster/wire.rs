@@ -9,7 +9,7 @@ use crate::error::cause;
 use engine::types::Uuid;
 use node::batch::Batch;
 use node::frame::{Frame, FrameError, HEADER_BYTES, Header, Kind};
-use node::reads::{Blocks, Read};
+use node::reads::{Blocks, Question, Read, Recall};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::io;
@@ -56,14 +56,15 @@ pub async fn read(from: &mut (impl AsyncRead + Unpin), agreed: u16) -> Result<Fr
 /// What comes over a connection for batches, whose payload follows.
 pub enum Data {
     Batch(Batch),
-    Read(Read),
+    Read(Question),
 }
 
 /// The head of a batch, or a read; no other frame may take the place of these.
 pub async fn read_data(from: &mut (impl AsyncRead + Unpin), agreed: u16) -> Result<Data, Ended> {
     let (header, body) = read_body(from, agreed).await?;
     let data = match header.kind {
-        Kind::Read => Read::parse(&header, &body).map(Data::Read),
+        Kind::Read => Read::parse(&header, &body).map(|it| Data::Read(Question::Left(it))),
+        Kind::Recall => Recall::parse(&header, &body).map(|it| Data::Read(Question::Copy(it))),
         _ => Batch::parse(&header, &body).map(Data::Batch),
     };
     data.map_err(Ended::Frame)

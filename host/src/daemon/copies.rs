@@ -80,6 +80,7 @@ impl Logs for ByShard {
         let stream = Stream {
             volume,
             peer,
+            host: to.host,
             copy: to.copy,
             session: to.session,
             term: to.term,

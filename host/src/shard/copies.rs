@@ -16,7 +16,7 @@
 //! hears of the end of its connection. Deliberately absent: connections (`cluster::data`), whether
 //! a batch follows the one before it (the engine), and which copies there are (the daemon).
 
-use super::former::{self, Former, Formers};
+use super::former::{self, Former, Formers, Holder};
 use super::{Decide, Shard};
 use crate::buffer::{HostMemory, POOL_BYTES_DEFAULT};
 use crate::cluster::data::{DataSink, Outlet, READS_MAX, answer_frame, batch_frame};
@@ -28,7 +28,7 @@ use engine::snapshot::{CopyRoom, CopySnapshot};
 use engine::types::{BufferId, ConnectionId, PeerId, RequestId, Serial, Uuid, VolumeId};
 use node::batch::{Batch, Part};
 use node::message::Body;
-use node::reads::{Blocks, Read};
+use node::reads::{Blocks, Question};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
@@ -50,6 +50,7 @@ const QUESTIONS_MAX: usize = 256;
 pub struct Stream {
     pub volume: VolumeId,
     pub peer: PeerId,
+    pub host: Uuid,
     pub copy: Uuid,
     pub session: Uuid,
     /// Of the record by which the volume is owned; not 0.
@@ -116,7 +117,8 @@ struct Letters {
     closed: bool,
     batches: VecDeque<Came>,
     acks: Acks,
-    reads: VecDeque<(Read, Arc<dyn Outlet>)>,
+    /// With the host that asks.
+    reads: VecDeque<(Uuid, Question, Arc<dyn Outlet>)>,
     /// With the host that has sent them.
     blocks: VecDeque<(Uuid, Blocks, Vec<u8>)>,
 }
@@ -198,13 +200,13 @@ impl DataSink for Mail {
         self.waker.wake();
     }
 
-    fn read(&self, _from: Uuid, read: Read, back: Arc<dyn Outlet>) {
+    fn read(&self, from: Uuid, read: Question, back: Arc<dyn Outlet>) {
         let mut letters = self.letters();
         if letters.closed || letters.reads.len() >= QUESTIONS_MAX {
             drop(letters);
             return former::refuse(&read, &*back);
         }
-        letters.reads.push_back((read, back));
+        letters.reads.push_back((from, read, back));
         drop(letters);
         self.waker.wake();
     }
@@ -323,6 +325,27 @@ impl Copies {
         self.inlets.retain(|_, (_, inlet)| inlet.volume != volume);
     }
 
+    /// Who has what a volume has sent to this peer.
+    pub fn holder(&self, volume: VolumeId, peer: PeerId) -> Option<Holder> {
+        let stream = &self.streams.get(&(volume, peer))?.stream;
+        Some(Holder {
+            host: stream.host,
+            copy: stream.copy,
+            session: stream.session,
+            to: stream.to.clone(),
+        })
+    }
+
+    /// The copy that is asked for what it has, if this is its owner.
+    fn kept_for(&self, from: Uuid, question: &Question) -> Option<VolumeId> {
+        let Question::Copy(recall) = question else {
+            return None;
+        };
+        let (_, inlet) = self.inlets.get(&recall.copy)?;
+        let is_its = inlet.session == recall.session && inlet.host == from;
+        is_its.then_some(inlet.volume)
+    }
+
     fn inlet_of(&self, came: &Came) -> Option<(u64, Inlet)> {
         let (opening, inlet) = *self.inlets.get(&came.batch.copy)?;
         // Within a session its owner makes newer records, which the copy may hear of later.
@@ -405,8 +428,9 @@ impl<E: Decide> Shard<E> {
                 self.done.push_back(former::ended(&io, good));
             }
         }
-        for read in reads {
-            let event = self.copies.formers.serve(&mut self.memory, read);
+        for (from, question, back) in reads {
+            let asked = (question, self.copies.kept_for(from, &question));
+            let event = self.copies.formers.serve(&mut self.memory, asked, back);
             event.into_iter().for_each(|event| self.feed(event));
         }
         for ((copy, session), (number, credit)) in acks {

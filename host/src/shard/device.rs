@@ -72,6 +72,7 @@ pub(super) fn owner(device: Device) -> Lane {
     match device {
         Device::Cache => None,
         Device::Origin(id) | Device::Base(id, _) | Device::Former(id) => Some(id),
+        Device::Peer(id, _) => Some(id),
         Device::Journal(id) | Device::Ledger(id) => Some(id),
     }
 }
@@ -105,6 +106,13 @@ impl<E: Decide> Shard<E> {
             let timers = &mut self.timers;
             let alarm = |at, number| timers.set(at, Alarm::Former(number));
             let back = self.copies.formers.ask(io, about, self.now, alarm);
+            return self.done.extend(back.map(|io| former::ended(&io, false)));
+        }
+        if let Device::Peer(volume, peer) = io.device {
+            let asked = (volume, self.copies.holder(volume, peer));
+            let timers = &mut self.timers;
+            let alarm = |at, number| timers.set(at, Alarm::Former(number));
+            let back = self.copies.formers.recall(io, asked, self.now, alarm);
             return self.done.extend(back.map(|io| former::ended(&io, false)));
         }
         if self.has_remote(io.device) {
@@ -247,7 +255,11 @@ impl<E: Decide> Shard<E> {
             Op::Remove => match io.device {
                 Device::Ledger(volume) => Work::Unlink(self.beside(volume)),
                 Device::Journal(_) => Work::Truncate,
-                Device::Cache | Device::Origin(_) | Device::Base(..) | Device::Former(_) => {
+                Device::Cache
+                | Device::Origin(_)
+                | Device::Base(..)
+                | Device::Former(_)
+                | Device::Peer(..) => {
                     panic!("only what lies beside is removed")
                 }
             },

@@ -1,10 +1,11 @@
-//! Reads of clean blocks between hosts: what this host asks of those that had its volumes before,
-//! and what it is asked for of volumes that went.
+//! Reads between hosts: clean blocks that this host asks of those that had its volumes before, and
+//! is asked for of volumes that went; and what owners ask of their copies.
 //!
 //! ```text
 //! engine: Device::Former ─▶ Read ─▶ other host ─▶ Blocks ─▶ the end of the request
 //!                 └── no way · too many · late ───────────▶ away: the image has it as well
 //! other host: Read ─▶ (a buffer) ─▶ ReadLeft ─▶ reply ─▶ Blocks
+//! engine: Device::Peer ─▶ Recall ─▶ host of the copy ─▶ (a buffer) ─▶ ReadCopy ─▶ reply ─▶ Blocks
 //! ```
 //! Always true: a request of the engine ends once, with all of its bytes or with none; a block
 //! counts only with the checksum that it was sent with; what is late is not waited for, because the
@@ -15,14 +16,15 @@
 use super::timer::Key;
 use crate::buffer::HostMemory;
 use crate::cluster::data::{Outlet, READS_MAX};
-use engine::event::{Event, Io, IoError, Stat};
+use engine::event::{Device, Event, Io, IoError, Stat};
 use engine::format::checksum;
 use engine::memory::{Memory, Slice};
 use engine::types::{
-    BLOCK_BYTES, BufferId, ConnectionId, IoId, RequestId, Serial, Time, Uuid, VolumeId,
+    BLOCK_BYTES, BufferId, ConnectionId, IoId, RequestId, SECTOR_BYTES, Serial, Time, Uuid,
+    VolumeId,
 };
-use node::frame::VERSION_MAX;
-use node::reads::{Blocks, Read};
+use node::frame::{FEATURE_READS, FEATURE_RECALLS, VERSION_MAX};
+use node::reads::{Blocks, Question, Read, Recall};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -30,6 +32,8 @@ use std::sync::Arc;
 const READS: ConnectionId = ConnectionId(u32::MAX - 2);
 /// After so long the image is read instead.
 const PATIENCE_MS: u64 = 300;
+/// A copy has what is nowhere else: the engine asks again then.
+const COPY_PATIENCE_MS: u64 = 3_000;
 const LATE_MAX: u32 = 3;
 /// Reads of other hosts under way. What comes beyond is answered with nothing.
 const SERVING_MAX: usize = 64;
@@ -48,9 +52,18 @@ struct Known {
     late: u32,
 }
 
+/// The copy that is asked for what it has.
+pub(super) struct Holder {
+    pub host: Uuid,
+    pub copy: Uuid,
+    pub session: Uuid,
+    pub to: Arc<dyn Outlet>,
+}
+
 /// A request of the engine on its way.
 struct Asked {
     volume: VolumeId,
+    host: Uuid,
     io: Io,
     alarm: Key,
 }
@@ -72,8 +85,8 @@ pub(super) struct Formers {
 }
 
 /// Nothing is there of what was asked for.
-pub(super) fn refuse(read: &Read, back: &dyn Outlet) {
-    let number = read.number;
+pub(super) fn refuse(read: &Question, back: &dyn Outlet) {
+    let number = read.number();
     let sums = Vec::new();
     back.send(Blocks { number, sums }.encode(VERSION_MAX));
 }
@@ -109,7 +122,7 @@ impl Formers {
         mut alarm: impl FnMut(Time, u64) -> Key,
     ) -> Option<Io> {
         let known = self.known.get(&volume);
-        let known = known.filter(|it| it.to.takes_reads() && self.asked.len() < READS_MAX);
+        let known = known.filter(|it| it.to.takes(FEATURE_READS) && self.asked.len() < READS_MAX);
         let (Some(known), Some((uuid, since))) = (known, about) else {
             return Some(io);
         };
@@ -126,8 +139,56 @@ impl Formers {
             return Some(io);
         }
         let alarm = alarm(now.plus_millis(PATIENCE_MS), read.number);
-        let asked = Asked { volume, io, alarm };
+        let host = known.host;
+        let asked = Asked {
+            volume,
+            host,
+            io,
+            alarm,
+        };
         self.asked.insert(read.number, asked);
+        None
+    }
+
+    /// The same of what a copy has.
+    pub fn recall(
+        &mut self,
+        io: Io,
+        (volume, holder): (VolumeId, Option<Holder>),
+        now: Time,
+        mut alarm: impl FnMut(Time, u64) -> Key,
+    ) -> Option<Io> {
+        let holder = holder.filter(|it| it.to.takes(FEATURE_RECALLS));
+        let free = self.asked.len() < 2 * READS_MAX;
+        let Some(Holder {
+            host,
+            copy,
+            session,
+            to,
+        }) = holder.filter(|_| free)
+        else {
+            return Some(io);
+        };
+        self.numbers += 1;
+        let number = self.numbers;
+        let recall = Recall {
+            number,
+            copy,
+            session,
+            sector: io.offset / SECTOR_BYTES,
+            sectors: (io.bytes / SECTOR_BYTES) as u32,
+        };
+        if !to.send(recall.encode(VERSION_MAX)) {
+            return Some(io);
+        }
+        let alarm = alarm(now.plus_millis(COPY_PATIENCE_MS), number);
+        let asked = Asked {
+            volume,
+            host,
+            io,
+            alarm,
+        };
+        self.asked.insert(number, asked);
         None
     }
 
@@ -138,23 +199,28 @@ impl Formers {
         (host, blocks, payload): (Uuid, Blocks, Vec<u8>),
     ) -> Option<(Io, bool, Key)> {
         let asked = self.asked.get(&blocks.number)?;
-        let known = self.known.get_mut(&asked.volume);
-        if known.as_ref().is_some_and(|it| it.host != host) {
+        if asked.host != host {
             return None;
         }
-        known.into_iter().for_each(|it| it.late = 0);
-        let Asked { volume, io, alarm } = self.asked.remove(&blocks.number)?;
+        let Asked {
+            volume, io, alarm, ..
+        } = self.asked.remove(&blocks.number)?;
+        let of_copy = matches!(io.device, Device::Peer(..));
+        if !of_copy && let Some(known) = self.known.get_mut(&volume) {
+            known.late = 0;
+        }
         let there = !blocks.sums.is_empty();
-        let meant = payload.len() as u64 == io.bytes && is_meant(&blocks, &payload);
+        let whole = io.bytes.next_multiple_of(BLOCK_BYTES);
+        let meant = payload.len() as u64 == whole && is_meant(&blocks, &payload);
         if there && !meant {
-            tracing::warn!(
-                "host {host} sent blocks that are not what it says; it is asked no more"
-            );
-            self.forget(volume);
+            tracing::warn!("host {host} sent blocks that are not what it says");
+            if !of_copy {
+                self.forget(volume);
+            }
         }
         let good = there && meant;
         if good {
-            scatter(memory, &io.slices, &payload);
+            scatter(memory, &io.slices, &payload[..io.bytes as usize]);
         }
         Some((io, good, alarm))
     }
@@ -162,7 +228,9 @@ impl Formers {
     /// A host did not answer in time.
     pub fn is_late(&mut self, number: u64) -> Option<Io> {
         let Asked { volume, io, .. } = self.asked.remove(&number)?;
-        if let Some(known) = self.known.get_mut(&volume) {
+        let of_copy = matches!(io.device, Device::Peer(..));
+        let known = self.known.get_mut(&volume).filter(|_| !of_copy);
+        if let Some(known) = known {
             known.late += 1;
             if known.late >= LATE_MAX {
                 tracing::info!("host {} is too slow to be read from", known.host);
@@ -172,17 +240,20 @@ impl Formers {
         Some(io)
     }
 
-    /// Another host asks: what the engine is to be told.
+    /// Another host asks: what the engine is to be told. `kept`: the volume of the copy, if the host
+    /// may ask for what that has.
     pub fn serve(
         &mut self,
         memory: &mut HostMemory,
-        (read, back): (Read, Arc<dyn Outlet>),
+        (question, kept): (Question, Option<VolumeId>),
+        back: Arc<dyn Outlet>,
     ) -> Option<Event> {
-        let bytes = u64::from(read.blocks) * BLOCK_BYTES;
-        let free = self.serving.len() < SERVING_MAX;
+        let may = kept.is_some() || matches!(question, Question::Left(_));
+        let free = may && self.serving.len() < SERVING_MAX;
+        let bytes = question.payload_bytes();
         let buffer = free.then(|| memory.buffers.allocate(bytes)).flatten();
         let Some(buffer) = buffer else {
-            refuse(&read, &*back);
+            refuse(&question, &*back);
             return None;
         };
         while self.serving.contains_key(&self.requests) {
@@ -193,19 +264,31 @@ impl Formers {
             number: self.requests,
         };
         let serving = Serving {
-            number: read.number,
+            number: question.number(),
             buffer,
             back,
         };
         self.serving.insert(self.requests, serving);
         self.requests = self.requests.wrapping_add(1);
-        Some(Event::ReadLeft {
-            request,
-            volume: read.volume,
-            since: read.since,
-            first_block: read.first_block,
-            blocks: u64::from(read.blocks),
-            buffer,
+        Some(match question {
+            Question::Left(read) => Event::ReadLeft {
+                request,
+                volume: read.volume,
+                since: read.since,
+                first_block: read.first_block,
+                blocks: u64::from(read.blocks),
+                buffer,
+            },
+            Question::Copy(recall) => {
+                memory.buffers.bytes(buffer).fill(0);
+                Event::ReadCopy {
+                    request,
+                    volume: kept.expect("it may be asked"),
+                    sector: recall.sector,
+                    sectors: u64::from(recall.sectors),
+                    buffer,
+                }
+            }
         })
     }
 
@@ -278,7 +361,7 @@ mod tests {
             !ended
         }
 
-        fn takes_reads(&self) -> bool {
+        fn takes(&self, _feature: u64) -> bool {
             !*self.unknown.lock().expect("whole")
         }
     }

@@ -16,7 +16,7 @@ use engine::types::{PeerId, Serial, Uuid};
 use node::choice::{Candidate, Wish, choose};
 use node::message::Body;
 use node::record::Member;
-use node::set::{self, Set};
+use node::set::{self, OwnLog, Set};
 use node::watch::{Verdict, Watch};
 use std::time::{Duration, Instant};
 
@@ -50,6 +50,15 @@ fn obeying(owning: &mut Owning, view: &CopySnapshot) -> Option<bool> {
     let obeys = owning.told_origin && view.at_origin;
     let known = owning.set().is_some_and(Set::obeys);
     (obeys != known).then_some(obeys)
+}
+
+/// What the log of this host is good for.
+fn own_log(view: &CopySnapshot) -> OwnLog {
+    match (view.past_log, view.rescues) {
+        (true, _) => OwnLog::Past,
+        (false, true) => OwnLog::Fails,
+        (false, false) => OwnLog::Good,
+    }
 }
 
 impl Manager {
@@ -280,6 +289,11 @@ impl Manager {
         self.tell_destaged(name, view.destaged);
         if let Some(obeys) = self.owning(name).and_then(|it| obeying(it, view)) {
             self.set_event(name, set::Event::Obeys(obeys));
+        }
+        let log = own_log(view);
+        let known = self.owning(name).and_then(|it| it.set().map(Set::own_log));
+        if known.is_some_and(|known| known != log) {
+            self.set_event(name, set::Event::OwnLog(log));
         }
     }
 

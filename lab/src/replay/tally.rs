@@ -64,7 +64,7 @@ impl Origin {
             return None;
         }
         let (count, kind) = match (io.device, io.op) {
-            (Device::Cache | Device::Former(_), _) => return None,
+            (Device::Cache | Device::Former(_) | Device::Peer(..), _) => return None,
             (Device::Origin(_) | Device::Base(..), Op::Read | Op::Unpack(_)) => {
                 (&mut self.reads, 0)
             }
@@ -161,7 +161,7 @@ impl Tally {
                 self.flash.of(io.purpose).add(io.bytes);
                 return self.flash_writes.add(io.bytes);
             }
-            (Device::Cache | Device::Former(_), _) => return,
+            (Device::Cache | Device::Former(_) | Device::Peer(..), _) => return,
             (Device::Origin(volume) | Device::Base(volume, _), _) => volume,
             (Device::Journal(volume) | Device::Ledger(volume), _) => volume,
         };

@@ -54,7 +54,7 @@ impl Watch {
 
     pub fn add(&mut self, now_ns: u64, io: &Io) {
         let (volume, image) = match io.device {
-            Device::Cache | Device::Former(_) => return,
+            Device::Cache | Device::Former(_) | Device::Peer(..) => return,
             Device::Origin(volume) | Device::Base(volume, _) => (volume, true),
             Device::Journal(volume) | Device::Ledger(volume) => (volume, false),
         };

@@ -70,7 +70,8 @@ impl AtOrigin {
 
 /// Before there is the right to write the origin, only copies can have a flush.
 fn wants(set: &Set, members: &[Member]) -> bool {
-    set.origin.wanted && set.may_drain() && set.degraded(members).is_some()
+    let wanted = set.origin.wanted || set.is_past_log();
+    wanted && set.may_drain() && set.degraded(members).is_some()
 }
 
 impl Set {
@@ -89,7 +90,8 @@ impl Set {
     /// What the next record says of that, if it names these members.
     pub(super) fn at_origin_with(&self, members: &[Member]) -> bool {
         let has_all = self.acknowledged <= self.destaged || has(Rule::OriginHasFlushes);
-        let obeys = self.record.at_origin || self.origin.obeys;
+        // What is written without the log is acknowledged when the origin has it.
+        let obeys = self.record.at_origin || self.origin.obeys || self.is_past_log();
         wants(self, members) && obeys && has_all
     }
 

@@ -74,7 +74,8 @@ pub(super) fn step(pair: &mut Pair) -> Result<(), String> {
             Err(refusal) => return Err(format!("a copy is not read: {refusal}")),
         };
         pair.counters.recalled += u64::from(bytes.is_some() && there);
-        pair.owner.end_ask(&recall.io, bytes.as_deref().filter(|_| there));
+        pair.owner
+            .end_ask(&recall.io, bytes.as_deref().filter(|_| there));
     }
     Ok(())
 }

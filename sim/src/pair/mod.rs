@@ -218,7 +218,14 @@ fn drive(options: &Options) -> Result<Counters, String> {
 }
 
 impl Pair {
-    fn new(Options { seed, copies, fails, .. }: Options) -> Result<Pair, String> {
+    fn new(
+        Options {
+            seed,
+            copies,
+            fails,
+            ..
+        }: Options,
+    ) -> Result<Pair, String> {
         let mut rng = Rng::new(seed);
         let mut owner = Machine::new(&mut rng, Shape::without_lines(SEGMENTS))?;
         let segments = rng.pick(&[SEGMENTS_MIN, SEGMENTS, SEGMENTS_MAX]);

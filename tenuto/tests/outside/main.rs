@@ -16,6 +16,7 @@ mod clients;
 mod cluster_copies;
 mod cluster_degraded;
 mod cluster_etcd;
+mod cluster_failing;
 mod cluster_give;
 mod cluster_links;
 mod cluster_moves;
