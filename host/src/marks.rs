@@ -48,10 +48,12 @@ pub enum Phase {
     Recovery = 7,
     /// A step of putting another file in the place of an image.
     Exchange = 8,
+    /// A step of going on with a copy for a host that is gone.
+    Surrogate = 9,
 }
 
 impl Phase {
-    pub const ALL: [Phase; 8] = [
+    pub const ALL: [Phase; 9] = [
         Phase::StageCopy,
         Phase::LogWrite,
         Phase::Destage,
@@ -60,6 +62,7 @@ impl Phase {
         Phase::Checkpoint,
         Phase::Recovery,
         Phase::Exchange,
+        Phase::Surrogate,
     ];
 
     /// The phase a request to a device belongs to.

@@ -107,7 +107,7 @@ impl House {
             peer_timeout: Default::default(),
             vault: Vault::Beside,
             fence: None,
-            alone: false,
+            alone: None,
             me: Holder {
                 host: id(1, self.host),
                 cache: id(2, self.host),

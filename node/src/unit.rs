@@ -23,6 +23,9 @@
 //! first; the right to write the origin is not moved by that. Who was replaced says that it writes
 //! the origin no more only if it has seen the record that says so, and has nothing undecided.
 //!
+//! A machine that acts for a host which is gone ([`Alone`]) follows the one record that its caller
+//! has judged, and those of its own, and no other.
+//!
 //! Deliberately absent: copies on other hosts. A record of this host that names copies, or one of a
 //! host that writes no more, is handed over to [`crate::taker`] and [`crate::set`]; until they have
 //! ended with another record this machine only waits. Without copies the owner is the only holder
@@ -30,12 +33,16 @@
 //! administrator.
 
 use crate::message::Body;
-use crate::record::{Epoch, Holder, Record};
+use crate::record::{Epoch, Holder, Member, Record};
 use crate::vault::Outcome;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 use engine::types::Uuid;
+
+/// Why a machine that acts for a host which is gone does not go on.
+const JUDGED_ANEW: &str = "another host has made a record of it meanwhile, or there is none; run \
+                           this again to see what is so now";
 
 /// What the host tells a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,7 +194,18 @@ pub struct Unit {
     /// What the owner has answered last.
     answer: Option<Answer>,
     /// It has no links, and acts for a host that is gone: other copies are left out.
-    alone: bool,
+    alone: Option<Alone>,
+}
+
+/// What a machine goes by that acts for a host which is gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Alone {
+    /// Nonce of the record that the caller has judged: its owner and its drainer write no more, and
+    /// it names what this cache has. No other record of another owner is followed.
+    pub judged: Uuid,
+    /// What this cache has is this copy, and no volume yet: the record that is made names it, so
+    /// that who goes on after a crash finds it.
+    pub copy: Option<Uuid>,
 }
 
 /// Where nonces come from.
@@ -222,15 +240,21 @@ impl Unit {
             silent: None,
             asked_by: None,
             answer: None,
-            alone: false,
+            alone: None,
         }
     }
 
-    /// It goes on with what this cache has, and without the copies that its record names. The
+    /// It goes on with what this cache has, and without the other copies that its record names. The
     /// caller has seen that this cache has everything, and that no other host drains.
-    pub fn alone(mut self) -> Unit {
-        self.alone = true;
+    pub fn alone(mut self, by: Alone) -> Unit {
+        self.alone = Some(by);
         self
+    }
+
+    /// This machine is to follow this record, for a host that is gone.
+    fn acts_after(&self, record: Option<&Record>) -> bool {
+        let judged = |it: Alone| record.is_none_or(|record| record.nonce == it.judged);
+        self.alone.is_some_and(judged)
     }
 
     pub fn state(&self) -> &State {
@@ -420,6 +444,14 @@ impl Unit {
             // There is nothing to let go of here.
             self.tell_who_asked(cx);
         }
+        let acts = self.acts_after(self.newest.as_ref());
+        if self.alone.is_some() && !self.is_mine() {
+            // Only a record whose owner writes no more is followed.
+            return match acts && self.newest.is_some() {
+                true => self.prepare(cx),
+                false => self.hold(cx, JUDGED_ANEW.into()),
+            };
+        }
         if !self.wants() && !self.is_mine() {
             self.state = State::Away;
             return;
@@ -432,8 +464,8 @@ impl Unit {
             None => self.prepare(cx),
             Some(owner) if owner.is_same_host(&self.me) && !newest.members.is_empty() => {
                 match self.alone {
-                    true => self.prepare(cx),
-                    false => self.hand_over(cx, newest),
+                    Some(_) => self.prepare(cx),
+                    None => self.hand_over(cx, newest),
                 }
             }
             Some(_) if self.names_me(&newest) => self.serve(cx, newest),
@@ -514,7 +546,12 @@ impl Unit {
             number: of.map_or(0, |of| of.number) + 1,
             nonce: cx.nonces.fresh(),
         };
-        let record = self.next_record(cx, Some(self.me.clone()), epoch);
+        let mut record = self.next_record(cx, Some(self.me.clone()), epoch);
+        if let Some(copy) = self.alone.and_then(|it| it.copy) {
+            let (host, cache) = (self.me.host, self.me.cache);
+            record.members.push(Member { host, cache, copy });
+            record.given = record.number;
+        }
         self.state = State::Preparing(record);
         let of = of.filter(|of| of.number > 0);
         // What this host has itself is in its log.
@@ -578,7 +615,14 @@ impl Unit {
                 assert_eq!(won, record, "what was won is what was made");
                 self.take_decision(cx, won);
             }
-            Outcome::Lost(other) => self.take_decision(cx, other),
+            Outcome::Lost(other) => {
+                self.take_decision(cx, other);
+                let acts = self.alone.is_some() && record.owner.is_some();
+                if acts && self.state == State::Away {
+                    // Who waits hears that another host has it.
+                    self.look(cx);
+                }
+            }
             Outcome::Unwritten => {
                 self.doubt = None;
                 let why = "its record cannot be written into the vault; make room there, and see \
@@ -760,7 +804,9 @@ impl Unit {
     }
 
     fn tick(&mut self, cx: &mut Cx<'_>) {
-        if self.rests() && (self.wants() || self.is_mine() || self.doubt.is_some()) {
+        let newest = self.newest.as_ref();
+        let acts = self.wants() || self.is_mine() || self.acts_after(newest);
+        if self.rests() && (acts || self.doubt.is_some()) {
             self.look(cx);
         }
     }

@@ -225,7 +225,8 @@ fn who_acts_for_a_host_that_is_gone_goes_on_without_the_copies() {
     let host = Host::new(&full, false);
     assert_eq!(*host.0.state(), State::Lent, "its copies are asked");
 
-    let mut host = Host(Unit::new(id(1), id(2), holder(1), None).alone(), vec![]);
+    let by = Alone::default();
+    let mut host = Host(Unit::new(id(1), id(2), holder(1), None).alone(by), vec![]);
     host.tell(Event::Begin);
     host.sees(&full);
     let State::Preparing(next) = host.0.state() else {
@@ -237,6 +238,47 @@ fn who_acts_for_a_host_that_is_gone_goes_on_without_the_copies() {
         "by a record and an epoch of its own"
     );
     assert_eq!(next.members, vec![], "no other copy counts from then on");
+}
+
+/// Fails when: the cache of a member follows another record than the one that was judged, or the
+/// record that it makes does not say which copy has the data.
+#[test]
+fn who_acts_for_a_member_follows_the_record_that_was_judged_and_no_other() {
+    let judged = record(3, OWNER, &[OWNER, 1]);
+    let by = Alone {
+        judged: judged.nonce,
+        copy: Some(id(51)),
+    };
+    let acts = || {
+        let mut host = Host(Unit::new(id(1), id(2), holder(1), None).alone(by), vec![]);
+        host.tell(Event::Begin);
+        host
+    };
+    let mut host = acts();
+    host.sees(&judged);
+    let State::Preparing(next) = host.0.state() else {
+        panic!("{:?}", host.0.state());
+    };
+    let own = Member {
+        host: id(1),
+        cache: id(1),
+        copy: id(51),
+    };
+    assert_eq!(next.owner, Some(holder(1)));
+    assert_eq!((&next.members, next.given), (&vec![own], next.number));
+    assert_eq!((&next.drainer, next.epoch.number), (&None, 5));
+
+    // Another host has gone on, or let go of it, since it was judged.
+    let mut released = record(4, OWNER, &[]);
+    (released.owner, released.given) = (None, 0);
+    for other in [record(4, 3, &[3, 1]), released] {
+        let mut host = acts();
+        host.sees(&other);
+        let held = matches!(host.0.state(), State::Held(_));
+        assert!(held, "{:?}", host.0.state());
+        host.tell(Event::Tick);
+        assert!(matches!(host.0.state(), State::Held(_)), "and stays so");
+    }
 }
 
 /// Fails when: a host that was killed while it gave a unit away, or changed its members, removes

@@ -20,15 +20,17 @@ use crate::clean::FoundFill;
 use crate::core::Core;
 use crate::event::Device;
 use crate::format::checkpoint::{Checkpoint, VolumeRecord};
-use crate::format::footer::Footer;
+use crate::format::footer::{Footer, FooterEntry};
 use crate::format::stage::{self, StageHeader};
 use crate::format::superblock::{CHECKPOINT_AT, SUPERBLOCK_AT, Superblock};
 use crate::log::{Adopted, Log, Start, StreamKind};
 use crate::media::Media;
 use crate::memory::{Area, Memory, Place};
 use crate::open::{Config, OpenError, Report, read_superblock};
-use crate::types::{BLOCK_BYTES, Generation, Policy, SegmentIndex, SegmentSeq, StreamSeq, Uuid};
-use alloc::collections::BTreeSet;
+use crate::types::{
+    BLOCK_BYTES, Generation, Policy, SegmentIndex, SegmentSeq, Serial, StreamSeq, Uuid, VolumeId,
+};
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -66,6 +68,8 @@ pub struct VerifyReport {
     pub bad_clean_blocks: u64,
     /// What is wrong, one line each; bounded.
     pub damage: Vec<String>,
+    /// By volume, the newest write of which a block is bad.
+    pub bad_upto: BTreeMap<VolumeId, Serial>,
 }
 
 /// Lines of damage that one report holds.
@@ -526,6 +530,8 @@ pub fn verify(
                 &mut report.damage,
                 format!("segment {} cannot be read", segment.index),
             );
+            let writes = segment.footer.entries.iter();
+            writes.for_each(|entry| report.find_bad(entry));
             continue;
         }
         verify_segment(&segment.footer, segment.index, &bytes, &mut report);
@@ -551,17 +557,28 @@ pub fn verify(
     Ok(report)
 }
 
+impl VerifyReport {
+    /// What this entry has written cannot be read, or only in part.
+    fn find_bad(&mut self, entry: &FooterEntry) {
+        let newest = self.bad_upto.entry(entry.volume).or_default();
+        *newest = entry.serial.max(*newest);
+    }
+}
+
 fn verify_segment(footer: &Footer, index: u32, bytes: &[u8], report: &mut VerifyReport) {
     let writes = footer
         .entries
         .iter()
         .filter(|e| e.kind == crate::format::record::EntryKind::Write);
-    let mut seen = BTreeSet::new();
+    let (mut seen, mut bad) = (BTreeSet::new(), BTreeSet::new());
     for entry in writes {
         for n in 0..entry.blocks_needed() {
             let block = entry.block as usize + n as usize;
             // A header block may hold payload of several entries.
             if !seen.insert(block) {
+                if bad.contains(&block) {
+                    report.find_bad(entry);
+                }
                 continue;
             }
             let at = block * BLOCK_BYTES as usize;
@@ -569,6 +586,8 @@ fn verify_segment(footer: &Footer, index: u32, bytes: &[u8], report: &mut Verify
             report.blocks += 1;
             if footer.sums.get(block) != Some(&found) {
                 report.bad_blocks += 1;
+                bad.insert(block);
+                report.find_bad(entry);
                 note(
                     &mut report.damage,
                     format!(

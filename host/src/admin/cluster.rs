@@ -153,6 +153,7 @@ pub(super) fn peer(peer: &PeerView, look: Option<&Look>) -> Value {
     document["version"] = json!(peer.program);
     document["protocol"] = json!(peer.protocol);
     document["boot"] = json!(peer.boot.map(|boot| boot.to_string()));
+    document["cache"] = json!(peer.cache.map(|cache| cache.to_string()));
     document["clock_skew_ms"] = json!(peer.clock_skew_ms);
     document
 }

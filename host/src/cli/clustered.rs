@@ -91,7 +91,7 @@ pub(super) fn join(
             session: Uuid(uuid::Uuid::new_v4().into_bytes()),
             name,
         },
-        alone: false,
+        alone: None,
     };
     let joined = daemon.join_cluster(member, Arc::new(ByLinks(links.clone())));
     joined.map_err(|error| Error::failed(format!("cluster: {}", cause(&error))))?;

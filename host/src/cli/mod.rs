@@ -8,6 +8,7 @@
 
 mod advise;
 mod agent;
+mod alive;
 pub mod arguments;
 mod attach;
 mod cache;
@@ -26,6 +27,7 @@ mod live;
 mod log;
 mod map;
 mod monitors;
+mod moved;
 mod offline;
 mod origin;
 pub mod output;

@@ -27,10 +27,10 @@ use engine::flow::FlowLimits;
 use engine::format::stage::{HEADER_BYTES, StageHeader};
 use engine::format::superblock::Superblock;
 use engine::media::Media;
-use engine::snapshot::{State, VolumeSnapshot};
-use engine::types::{BLOCK_BYTES, DestageMode, Policy, Uuid, VolumeId};
+use engine::snapshot::{CopySnapshot, State, VolumeSnapshot};
+use engine::types::{BLOCK_BYTES, DestageMode, Policy, Serial, Uuid, VolumeId};
 use serde_json::json;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -54,6 +54,8 @@ const SLOTS_WITHOUT_STAGE: u32 = 16;
 pub struct Found {
     pub report: Report,
     pub volumes: Vec<VolumeSnapshot>,
+    /// What the log has of each.
+    pub logged: BTreeMap<VolumeId, CopySnapshot>,
     /// The stage file of this boot, where it is.
     pub stage: Option<PathBuf>,
 }
@@ -64,18 +66,24 @@ impl Found {
     pub fn dirty(&self) -> Vec<&VolumeSnapshot> {
         let owes = |volume: &&VolumeSnapshot| {
             let dirty = volume.policy != Policy::Ephemeral && volume.dirty_bytes > 0;
-            dirty && !is_at_origin(volume)
+            let newest = self.logged.get(&volume.id).map(|it| it.written);
+            dirty && !is_at_origin(volume, newest.unwrap_or(volume.acked_serial))
         };
         self.volumes.iter().filter(owes).collect()
     }
+
+    /// Volumes of which the log has lost something that it should have.
+    pub fn damaged(&self) -> BTreeSet<VolumeId> {
+        let logged = self.logged.iter().filter(|(_, it)| it.damaged);
+        logged.map(|(id, _)| *id).collect()
+    }
 }
 
-fn is_at_origin(volume: &VolumeSnapshot) -> bool {
+/// `newest`: of its writes.
+fn is_at_origin(volume: &VolumeSnapshot, newest: Serial) -> bool {
     let beside = inspect::look_beside(Path::new(&volume.origin), None);
     let ledger = beside.ok().and_then(|beside| beside.ledger);
-    ledger.is_some_and(|ledger| {
-        ledger.volume == volume.uuid && ledger.destaged >= volume.acked_serial
-    })
+    ledger.is_some_and(|ledger| ledger.volume == volume.uuid && ledger.destaged >= newest)
 }
 
 /// Waits for the late writes of a dead owner and says so.
@@ -132,8 +140,11 @@ pub fn peek(files: &Files, superblock: &Superblock, stage_dir: &Path) -> Result<
     let (engine, report) = Engine::open(config, &mut media, &mut memory).map_err(open_error)?;
     let mut volumes = engine.known();
     volumes.sort_by(|a, b| natural::compare(&a.name, &b.name));
+    let ids = volumes.iter().map(|volume| volume.id);
+    let logged = ids.filter_map(|id| Some((id, engine.copy(id)?)));
     Ok(Found {
         report,
+        logged: logged.collect(),
         volumes,
         stage: stage.map(|_| stage_path),
     })

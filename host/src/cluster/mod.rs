@@ -20,6 +20,7 @@ pub mod hosts;
 pub mod identity;
 pub mod join;
 pub mod member;
+pub mod probe;
 mod shared;
 #[cfg(test)]
 mod tests;

@@ -3,14 +3,17 @@
 //! Always true: at most [`WORKERS`] calls into vaults are under way, and for each volume one that
 //! touches it. Deliberately absent: what is ordered.
 
+use super::kept::{set_aside, stand_in};
 use super::{Action, Entry, Event, Input, Job, Manager, Shown, State, locked};
 use crate::config::units::human_bytes;
+use crate::marks::{self, Phase};
 use crate::shard::control::Needs;
+use crate::vault::Records;
 use engine::types::Uuid;
 use node::message::{Body, Message};
 use node::record::Record;
 use node::unit::{Answer, Unit};
-use node::vault::{Cas, Look};
+use node::vault::{Cas, Look, Outcome};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,9 +65,23 @@ pub(super) fn take_remover(entry: &mut Entry) -> Option<SyncSender<Result<(), St
     Some(remover)
 }
 
+/// None: the daemon ends.
+fn decide(records: &Records, record: Record, again: bool, ends: &AtomicBool) -> Option<Outcome> {
+    let cas = match again {
+        true => Cas::again(record),
+        false => Cas::new(record),
+    };
+    marks::passed(Phase::Surrogate);
+    let decided = records.decide(cas, &|| ends.load(Ordering::Acquire));
+    marks::passed(Phase::Surrogate);
+    decided
+}
+
 impl Manager {
     pub(super) fn order(&mut self, name: &str, action: Action) {
         let inputs = self.inputs.clone();
+        let prepares = matches!(action, Action::Prepare { .. });
+        let aside = prepares.then(|| set_aside(self, name)).flatten();
         let entry = self.entries.get_mut(name).expect("it has ordered this");
         let unit = entry.unit.as_ref().expect("it has ordered this").0;
         let (sides, records) = entry.place.clone().expect("found with its unit");
@@ -89,6 +106,9 @@ impl Manager {
             Action::Prepare { of, epoch, whole } => {
                 let quiet = entry.settings.quiet;
                 self.workers.run(move |ends| {
+                    if let Some(aside) = aside {
+                        aside();
+                    }
                     wait_for_quiet(quiet, ends);
                     tell(Event::Prepared(sides.prepare(of, epoch, whole)));
                 });
@@ -107,12 +127,7 @@ impl Manager {
                 });
             }
             Action::Decide { record, again } => self.workers.run(move |ends| {
-                let cas = match again {
-                    true => Cas::again(record),
-                    false => Cas::new(record),
-                };
-                let decided = records.decide(cas, &|| ends.load(Ordering::Acquire));
-                if let Some(outcome) = decided {
+                if let Some(outcome) = decide(&records, record, again, ends) {
                     tell(Event::Decided(outcome));
                 }
             }),
@@ -147,11 +162,16 @@ impl Manager {
         let at_rest = entry.leaving && entry.remover.is_none();
         let deposes = matches!(job, Job::Depose(..));
         let (inputs, volumes) = (self.inputs.clone(), self.volumes.clone());
+        let (logs, member) = (self.logs.clone(), self.member.clone());
         let owned = name.to_owned();
         let work = move || {
             match job {
                 Job::Serve(record, needs) => {
-                    let served = volumes.serve(&owned, Some(record.epoch), &needs);
+                    let copy = member.stands_in_by(record.unit);
+                    let stood =
+                        copy.map_or(Ok(()), |copy| stand_in(&*logs, copy, &owned, record.number));
+                    let served =
+                        stood.and_then(|()| volumes.serve(&owned, Some(record.epoch), &needs));
                     if served.is_ok() {
                         sides.remove_before(record.epoch);
                     }

@@ -16,14 +16,15 @@
 use super::copies::CopyShown;
 use super::logs::InletFrom;
 use super::owning::What;
-use super::{Entry, Input, Manager, locked, remember};
+use super::{Entry, Event as UnitEvent, Input, Manager, State, locked, remember};
+use crate::marks::{self, Phase};
 use engine::event::{Command, ReplicaSpec};
 use engine::types::{Serial, Uuid, VolumeId};
 use node::copy::{Action, Copy, Event};
 use node::message::{About, Body, Health, Message, Status};
 use node::record::Record;
 use node::taker::{self, Ownership};
-use node::vault::hex;
+use node::vault::{Look, hex};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -53,6 +54,8 @@ pub(super) struct Kept {
     /// The session whose batches are let in.
     inlet: Option<(Uuid, Uuid)>,
     offered: Instant,
+    /// When the records of its unit were looked at, for want of an owner that tells.
+    looked: Instant,
     /// What it takes of the log, as of a moment ago.
     bytes: u64,
     /// The host that has frozen it, and the session in which it is sent all of it.
@@ -132,6 +135,7 @@ impl Kept {
             waiting: VecDeque::new(),
             inlet: None,
             offered: Instant::now(),
+            looked: Instant::now(),
             bytes: 0,
             sends: None,
         }
@@ -169,6 +173,10 @@ fn own_waits_for(manager: &mut Manager, copy: Uuid) {
 impl Manager {
     /// Copies of runs before this one.
     pub(super) fn recover_copies(&mut self) {
+        if self.member.alone.is_some() {
+            // Those of this cache are another host's, which may be back with it.
+            return;
+        }
         let mut named = Vec::new();
         for durable in self.memory.copies() {
             let copy = durable.member.copy;
@@ -786,6 +794,76 @@ fn retire(
         term,
     })?;
     Ok(volume)
+}
+
+/// The owner of a copy without a stream may be gone for good, and with it who would say that the
+/// copy is not needed: the records tell. One is looked at each second, however many there are.
+pub(super) fn look_for_owners(manager: &mut Manager) {
+    let rests = |kept: &Kept| {
+        let free = kept.inlet.is_none() && !kept.busy && kept.looked.elapsed() >= OFFER_EVERY;
+        free && matches!(kept.place, Place::Replica(_))
+    };
+    let resting = manager.copies.values_mut().filter(|kept| rests(kept));
+    let Some(kept) = resting.min_by_key(|kept| kept.looked) else {
+        return;
+    };
+    kept.looked = Instant::now();
+    let id = kept.unit();
+    let away = manager.entries.iter().find_map(|(name, entry)| {
+        let (of, unit) = entry.unit.as_ref().filter(|(of, _)| *of == id)?;
+        let away = *unit.state() == State::Away && entry.owning.is_none();
+        let (_, records) = entry.place.clone().filter(|_| away)?;
+        Some((*of, name.clone(), unit.newest().cloned(), records))
+    });
+    let Some((unit, name, known, records)) = away else {
+        return;
+    };
+    let inputs = manager.inputs.clone();
+    manager.workers.run(move |_| {
+        if let Ok(Some(seen)) = records.look(Look::new(unit, known)) {
+            let seen = Box::new(UnitEvent::Seen(Ok(Some(seen))));
+            let _ = inputs.send(Input::Of(name, seen));
+        }
+    });
+}
+
+/// A unit is to be owned here anew that no host owns, with everything at its origin. What this host
+/// had of it before may have writes that no flush has covered and that its image is without: it is
+/// a copy from then on, which is let go of as any other one. Returns what does that.
+pub(super) fn set_aside(manager: &mut Manager, name: &str) -> Option<Box<dyn FnOnce() + Send>> {
+    let (id, unit) = manager.entries.get(name)?.unit.as_ref()?;
+    let newest = unit.newest().filter(|newest| newest.owner.is_none())?;
+    let place = Place::Own(name.to_owned());
+    let mut kept = manager.copies.iter_mut();
+    let (copy, kept) = kept.find(|(_, kept)| {
+        let old = kept.unit() == *id && kept.machine.term() < newest.number;
+        old && kept.place == place && !kept.busy
+    })?;
+    (kept.busy, kept.retires) = (true, true);
+    let (copy, term, name) = (*copy, kept.machine.term(), name.to_owned());
+    let (logs, inputs) = (manager.logs.clone(), manager.inputs.clone());
+    Some(Box::new(move || {
+        let retired = retire(&*logs, &name, replica_name(copy), term);
+        let _ = inputs.send(Input::Copy(copy, Step::Retired(retired), None));
+    }))
+}
+
+/// Makes the copy of a host that is gone the volume of this name, once a record says so: it obeys
+/// that record from here on. One that a run before this one has made is there by its name.
+pub(super) fn stand_in(
+    logs: &dyn super::logs::Logs,
+    copy: Uuid,
+    name: &str,
+    term: u64,
+) -> Result<(), String> {
+    let Some(volume) = logs.find(&replica_name(copy)) else {
+        return Ok(());
+    };
+    logs.run(Command::Freeze { volume, term })?;
+    marks::passed(Phase::Surrogate);
+    take_over(logs, volume, name, term)?;
+    marks::passed(Phase::Surrogate);
+    Ok(())
 }
 
 /// Makes a frozen replica the volume of this name. What the log has under this name from before is

@@ -761,6 +761,7 @@ impl Manager {
             self.end_if_removed(&name);
         }
         self.offer_copies();
+        kept::look_for_owners(self);
         self.look_at_room();
     }
 

@@ -12,7 +12,7 @@ use node::copy::Copy;
 use node::message::{About, Body};
 use node::record::{Holder, Member, Record};
 use node::set::{self, Set};
-use node::taker::{Ownership, Taker};
+use node::taker::{self, Ownership, Taker};
 use node::vault::Outcome;
 use node::watch::Watch;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -162,6 +162,14 @@ impl Owning {
         match &self.what {
             What::Set(set) => Some(set),
             _ => None,
+        }
+    }
+
+    /// No copy has answered yet, and nothing is changed.
+    pub fn is_probing(&self) -> bool {
+        match &self.what {
+            What::Taking(taker) => *taker.state() == taker::State::Probing,
+            _ => false,
         }
     }
 

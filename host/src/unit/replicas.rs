@@ -901,6 +901,10 @@ impl Manager {
         if self.gives_up_taking(name) {
             return;
         }
+        if self.owning(name).is_some_and(|it| it.is_probing()) {
+            // Its copies may be gone for good, and what they had is at the image by another host.
+            self.look_for_newer(name);
+        }
         self.prove_again(name);
         let Some(owning) = self.owning(name) else {
             return;

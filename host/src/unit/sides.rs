@@ -23,8 +23,9 @@ use engine::format::ledger::{Ledger, Progress};
 use engine::types::Uuid;
 use node::peers::PeerTimeout;
 use node::record::{Epoch, Holder, Pointer, RECORD_BYTES, Record};
-use node::unit::Unit;
+use node::unit::{Alone, Unit};
 use node::vault::{Cas, Outcome, hex};
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -46,8 +47,9 @@ pub struct Membership {
     /// no more.
     pub fence: Option<PathBuf>,
     pub me: Holder,
-    /// It acts for a host that is gone, without links: see [`Unit::alone`].
-    pub alone: bool,
+    /// It acts for a host that is gone, without links, and goes by this for each unit: see
+    /// [`Unit::alone`].
+    pub alone: Option<BTreeMap<Uuid, Alone>>,
 }
 
 /// The paths of one unit.
@@ -73,10 +75,15 @@ impl Membership {
     /// The machine of a unit on this host.
     pub fn unit(&self, unit: Uuid, remembered: Option<(Record, bool)>) -> Unit {
         let machine = Unit::new(self.cluster, unit, self.me.clone(), remembered);
-        match self.alone {
-            true => machine.alone(),
-            false => machine,
+        match &self.alone {
+            Some(units) => machine.alone(units.get(&unit).copied().unwrap_or_default()),
+            None => machine,
         }
+    }
+
+    /// The copy that this cache has of a unit whose members are lost.
+    pub fn stands_in_by(&self, unit: Uuid) -> Option<Uuid> {
+        self.alone.as_ref()?.get(&unit)?.copy
     }
 }
 

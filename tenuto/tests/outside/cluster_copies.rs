@@ -191,6 +191,11 @@ impl Cluster {
     /// The host is gone with its SSD and its RAM.
     pub fn destroy(&mut self, at: usize) {
         self.hosts[at].kill();
+        self.destroy_dead(at);
+    }
+
+    /// The same of one that was killed before.
+    pub fn destroy_dead(&mut self, at: usize) {
         let rig = &self.hosts[at].rig;
         std::fs::remove_file(rig.cache_path()).expect("its cache");
         rig.lose_stage();
@@ -290,6 +295,10 @@ impl Cluster {
         };
         assert_eq!(end.expect("reads are right"), wanted);
         assert!(!lives, "it was killed under load");
+    }
+
+    pub fn stop_if_runs(&mut self, at: usize) {
+        self.hosts[at].stop_if_runs();
     }
 
     pub fn stop(mut self) {

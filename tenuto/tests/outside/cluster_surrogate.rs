@@ -13,7 +13,7 @@ use crate::cluster_copies::{Cluster, NO_COPY, ONE_COPY, load};
 use crate::common::load::Load;
 use crate::common::{EXIT_REFUSED, PATIENCE, seed, wait_until};
 
-fn files(cluster: &Cluster) -> Vec<(PathBuf, Vec<u8>)> {
+pub(crate) fn files(cluster: &Cluster) -> Vec<(PathBuf, Vec<u8>)> {
     let names = std::fs::read_dir(cluster.shared.path("")).expect("its directory");
     let names = names.map(|entry| entry.expect("a name").path());
     let mut found: Vec<_> = names

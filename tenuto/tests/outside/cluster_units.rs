@@ -86,6 +86,12 @@ impl Host {
         self.daemon.take().expect("it runs").stop()
     }
 
+    pub fn stop_if_runs(&mut self) {
+        if let Some(daemon) = self.daemon.take() {
+            daemon.stop();
+        }
+    }
+
     pub fn pid(&self) -> u32 {
         self.daemon.as_ref().expect("it runs").pid()
     }

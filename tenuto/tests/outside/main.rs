@@ -19,6 +19,7 @@ mod cluster_etcd;
 mod cluster_failing;
 mod cluster_give;
 mod cluster_links;
+mod cluster_moved;
 mod cluster_moves;
 mod cluster_partitions;
 mod cluster_pools;

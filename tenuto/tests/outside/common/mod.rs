@@ -317,6 +317,10 @@ impl Rig {
         self
     }
 
+    pub fn forget_env(&mut self, key: &str) {
+        self.environment.retain(|(known, _)| known != key);
+    }
+
     /// What `ulimit -f` is for the daemon; `None` = as for the test.
     pub fn file_bytes_max(&mut self, bytes: Option<u64>) -> &mut Rig {
         self.file_bytes_max = bytes;
@@ -354,13 +358,17 @@ impl Rig {
             self.host,
             self.run_dir().display(),
             self.stage.display(),
-            self.dir.join("state").display(),
+            self.state_dir().display(),
             self.sections,
             self.volumes
         );
         let path = self.config_path();
         fs::write(&path, text).expect("write the configuration");
         path
+    }
+
+    pub fn state_dir(&self) -> PathBuf {
+        self.dir.join("state")
     }
 
     pub fn stage_dir(&self) -> &Path {
