@@ -29,9 +29,10 @@ const SELDOM: [Gate; 6] = [
 ];
 
 /// What they judge are other runs, and their options are those of [`Gate::Seeds`].
-const AS_SEEDS: [Gate; 5] = [
+const AS_SEEDS: [Gate; 6] = [
     Gate::Pairs,
     Gate::TwoReplicas,
+    Gate::FailingOwner,
     Gate::HandOvers,
     Gate::Rings,
     Gate::HeldWrites,
@@ -94,6 +95,7 @@ fn every_way_that_is_seldom_gone_is_gone() {
         // What fails there is the business of others as well.
         drop(sim::pair::run(&sim::pair::Options::from_seed(seed)));
         drop(sim::pair::run(&sim::pair::Options::with_two(seed)));
+        drop(sim::pair::run(&sim::pair::Options::with_failing(seed)));
         drop(sim::handed::run(&sim::handed::Options::from_seed(seed)));
         seed += 1;
     }

@@ -119,15 +119,17 @@ gates! {
     Pairs,
     /// With two replicas, and several owners.
     TwoReplicas,
+    /// With replicas, and an owner whose cache device rots or fails.
+    FailingOwner,
     /// A volume that goes from host to host and back, and is read from the host that had it before,
     /// over kills and losses of power on both sides.
     HandOvers,
 }
 
 use Gate::{
-    BadCheckpoints, CleanBlocks, Commits, DirectTops, Dying, EarlyDestages, Group, Grows,
-    HandOvers, HeldWrites, LargeWrites, LastCopies, LostWrites, Moves, NoSums, OwnBlocks, Pairs,
-    Resizes, Rests, Rings, Scenario, Seeds, ShortLives, ShortReads, ShortSwitches, SmallLog,
+    BadCheckpoints, CleanBlocks, Commits, DirectTops, Dying, EarlyDestages, FailingOwner, Group,
+    Grows, HandOvers, HeldWrites, LargeWrites, LastCopies, LostWrites, Moves, NoSums, OwnBlocks,
+    Pairs, Resizes, Rests, Rings, Scenario, Seeds, ShortLives, ShortReads, ShortSwitches, SmallLog,
     SmallOverlay, Swarm, Switches, Tops, Troubled, TwoReplicas, WriteThrough,
 };
 
@@ -335,7 +337,7 @@ fn dying(plan: &mut Plan) {
 impl Gate {
     pub fn options(self, seed: u64) -> Options {
         match self {
-            Seeds | HeldWrites | Rings | Pairs | TwoReplicas | HandOvers => {
+            Seeds | HeldWrites | Rings | Pairs | TwoReplicas | FailingOwner | HandOvers => {
                 Options::from_seed(seed)
             }
             LostWrites => Options {
@@ -399,6 +401,9 @@ impl Gate {
         }
         if self == TwoReplicas {
             return pair::run(&pair::Options::with_two(seed)).map(|_| ());
+        }
+        if self == FailingOwner {
+            return pair::run(&pair::Options::with_failing(seed)).map(|_| ());
         }
         if self == HandOvers {
             return handed::run(&handed::Options::from_seed(seed)).map(|_| ());

@@ -80,6 +80,12 @@ pub const OWN_TESTS: &[(Bug, &str, &str)] = &[
          that write never comes",
     ),
     (
+        Bug::BypassPeers,
+        "the_image_is_not_written_past_the_log_while_a_copy_counts",
+        "another host takes the volume over while its owner writes the image past its log, and neither \
+         knows of the other: the pair has one host at a time that serves",
+    ),
+    (
         Bug::SkipGapCheck,
         "a_delta_behind_a_gap_is_refused",
         "a host loses a batch on its way, and sends the next one by the same link",
@@ -241,6 +247,7 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::BelieveBatch
         | Bug::SendBeyondCredit => Pairs,
         Bug::GoOnWhenTorn | Bug::CountOlderPartialDelta | Bug::LeaveOutUncovered => TwoReplicas,
+        Bug::RecallBehind | Bug::RecallReplaced => FailingOwner,
         Bug::StaleRemoteRead | Bug::ReadUnreached | Bug::ServeOtherTime => HandOvers,
         Bug::SkipSwitchSync | Bug::KeepLayer => Switches,
         Bug::ElideAcrossRecords => Swarm,
@@ -332,6 +339,8 @@ fn gate_of(bug: Bug) -> (Gate, Range<u64>) {
         | Bug::CountVoidSerials => 0..1000,
         // One seed in some hundred notices it; the first ones take minutes.
         Bug::LeaveOutUncovered => 150..220,
+        Bug::RecallBehind => 740..750,
+        Bug::RecallReplaced => 95..110,
         Bug::LetGoForUnfinished => 105..111,
         // It needs two pieces of one write in segments of which one dies.
         Bug::ElideAcrossRecords => 200..240,

@@ -8,7 +8,9 @@ use super::allocate::read_behind_a_failed_plan;
 use super::planned::read_beside_a_torn_table;
 use super::quiesce::{exchange_under_a_read, read_behind_a_smaller_disk, start_behind_a_snapshot};
 use super::rebase::start_behind_a_move;
-use super::replica::{count_behind_a_cut, delta_behind_a_gap, part_of_a_write};
+use super::replica::{
+    count_behind_a_cut, delta_behind_a_gap, part_of_a_write, past_the_log_with_a_copy,
+};
 use super::room::guest_beside_a_promise;
 use super::{Disks, GEOMETRY, Host, config, memory, none, spec, syncs_origin, writes_journal};
 use crate::adversary::{Bug, break_rule};
@@ -370,6 +372,11 @@ fn what_is_left_of_a_write_leaves_those_before_it_alone() {
 #[test]
 fn a_delta_behind_a_gap_is_refused() {
     notices(Bug::SkipGapCheck, delta_behind_a_gap);
+}
+
+#[test]
+fn the_image_is_not_written_past_the_log_while_a_copy_counts() {
+    notices(Bug::BypassPeers, || past_the_log_with_a_copy(is_dead));
 }
 
 #[test]

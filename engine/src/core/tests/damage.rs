@@ -203,14 +203,36 @@ fn newer_writes_that_cover_what_cannot_be_read_go_with_it() {
     assert_eq!(host.state(disk), (State::Clean, None));
 }
 
+fn is_bad_with_its_journal(io: &Io) -> Option<IoError> {
+    let reads_journal = matches!(io.device, Device::Journal(_)) && io.op == Op::Read;
+    is_bad(io).or(reads_journal.then_some(IoError::Failed))
+}
+
+/// Fails when: a destage stops for what its journal has.
+#[test]
+fn what_the_log_does_not_give_while_its_journal_is_applied_is_read_there() {
+    let (mut host, disk) = spilled();
+    host.hold(|io| io.purpose == Purpose::Ledger && io.op == Op::Write);
+    let order = host.destage(disk);
+    host.fail(is_bad);
+    host.hold(none);
+    host.pass(1_000);
+    assert_eq!(host.answer(order), Some(Ok(())));
+    assert_eq!(host.state(disk), (State::Clean, None));
+    assert!(host.show(disk).counters.recalled_bytes > 0);
+    host.fail(fine);
+    assert_eq!(host.read(disk, 0, 7).expect("it is there").len(), 7 * 4096);
+}
+
 #[test]
 fn a_journal_that_the_ledger_points_to_is_not_written_whatever_is_damaged() {
     let (mut host, disk) = spilled();
     host.hold(|io| io.purpose == Purpose::Ledger && io.op == Op::Write);
     let order = host.destage(disk);
     let newer = host.destage(disk);
-    host.fail(is_bad);
+    host.fail(is_bad_with_its_journal);
     host.hold(none);
+    host.pass(3_000);
     let progress = host.ledger(disk).progress;
     assert!(matches!(progress, Progress::Apply { .. }), "{progress:?}");
     assert_eq!(host.state(disk), (State::Damaged, DAMAGED));
