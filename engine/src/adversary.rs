@@ -48,7 +48,7 @@ rules::list! {
         StaleRemoteRead,
         /// 8: the image is written past the log while copies count.
         BypassPeers,
-        /// 8: bytes that the log does not give are asked of a peer that has not all that was written.
+        /// 8: what the log does not give is asked of a peer that has not all that was written.
         RecallBehind,
         /// 8: what newer writes have replaced is asked of a peer, which gives the newer ones.
         RecallReplaced,

@@ -40,10 +40,12 @@ mod at_origin;
 mod drain;
 mod give;
 mod left;
+mod own_log;
 mod wish;
 
 use self::at_origin::AtOrigin;
 use self::left::Left;
+pub use self::own_log::{OwnLog, of as own_log_of};
 use self::wish::Wish;
 use crate::broken::{Rule, has};
 use crate::change::{Change, End, Order};
@@ -118,17 +120,6 @@ pub enum Event {
     Give(Option<Holder>),
     /// What was not answered is asked for again.
     Tick,
-}
-
-/// What the own log is good for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum OwnLog {
-    #[default]
-    Good,
-    /// Its device fails, and what it has may be there no more. It is being brought to the origin.
-    Fails,
-    /// The origin has all of it, and is written without the log as soon as the record says so.
-    Past,
 }
 
 /// What the host is to do.
@@ -262,7 +253,6 @@ pub struct Set {
     destaged: Serial,
     wish: Wish,
     origin: AtOrigin,
-    own_log: OwnLog,
     choosing: bool,
     proved: Option<Epoch>,
     preparing: Option<Epoch>,
@@ -296,7 +286,6 @@ impl Set {
             peers: others.map(peer).collect(),
             wish: Wish::new(owns.record.wanted),
             origin: AtOrigin::new(owns.record.at_origin),
-            own_log: OwnLog::Good,
             change: None,
             record: owns.record,
             left: Left::default(),
@@ -324,10 +313,6 @@ impl Set {
     /// The record that is being made.
     pub fn changing(&self) -> Option<&Record> {
         self.change.as_ref().map(Change::record)
-    }
-
-    pub fn own_log(&self) -> OwnLog {
-        self.own_log
     }
 
     pub fn state(&self) -> State {
@@ -454,7 +439,7 @@ impl Set {
 
     fn complete(&self, members: &[Member]) -> usize {
         let is = |member: &&Member| match **member == self.own {
-            true => self.own_from <= self.destaged && self.has_own_copy(),
+            true => self.own_from <= self.destaged && own_log::has_copy(self),
             false => {
                 let peer = self.peers.iter().find(|peer| peer.member == **member);
                 peer.is_some_and(|peer| peer.from <= self.destaged)
@@ -501,7 +486,7 @@ impl Set {
                     self.acknowledged = self.acknowledged.max(self.history.end());
                 }
             }
-            Event::OwnLog(log) => self.own_log = log,
+            Event::OwnLog(log) => self.origin.own_log = log,
             Event::Proved(epoch) => self.proved = Some(epoch),
             Event::Prepared(made) => self.prepared(cx, made),
             Event::Remembered => {
@@ -879,7 +864,7 @@ impl Set {
     fn wants_learner(&self) -> bool {
         let members = &self.record.members;
         let source = self.own_from <= self.destaged;
-        let begun = !members.is_empty() && self.own_log == OwnLog::Good;
+        let begun = !members.is_empty() && own_log::is_good(self);
         begun && self.wish.lacks(members) && self.learner().is_none() && source
     }
 
@@ -891,7 +876,7 @@ impl Set {
             return;
         }
         if let Some((learner, _)) = self.learner()
-            && (!self.wish.takes(&self.record.members, learner.host) || !self.has_own_log())
+            && (!self.wish.takes(&self.record.members, learner.host) || !own_log::is_good(self))
         {
             return self.unfit(cx, learner.host);
         }
@@ -929,25 +914,6 @@ impl Set {
         self.seek(cx);
     }
 
-    /// What the own copy should have is in the log, or at the origin.
-    fn has_own_copy(&self) -> bool {
-        match self.own_log {
-            OwnLog::Good => true,
-            OwnLog::Fails => false,
-            OwnLog::Past => self.acknowledged <= self.destaged,
-        }
-    }
-
-    fn has_own_log(&self) -> bool {
-        self.own_log == OwnLog::Good
-    }
-
-    /// The origin has all that was acknowledged, and is about to be written without the log.
-    fn is_past_log(&self) -> bool {
-        let has_all = self.acknowledged <= self.destaged;
-        self.own_log == OwnLog::Past && has_all
-    }
-
     /// The members without those that are unfit, or too many.
     fn fit_members(&self) -> Option<Vec<Member>> {
         let mut members = self.record.members.clone();
@@ -959,7 +925,7 @@ impl Set {
             peers.any(|peer| peer.member == *member && peer.unfit)
         };
         members.retain(|member| !unfit(member));
-        if self.is_past_log() {
+        if own_log::is_past(self) {
             // What is written from here on is in none of the others.
             members.retain(|member| *member == self.own);
         }
@@ -981,7 +947,7 @@ impl Set {
         let has_all = has_flushes && (durable >= self.cut || has(Rule::LearnerHasCuts));
         let room = self.wish.takes(&self.record.members, learner.member.host);
         let joins =
-            self.has_own_log() && learner.live && learner.at == At::Streaming && !learner.unfit;
+            own_log::is_good(self) && learner.live && learner.at == At::Streaming && !learner.unfit;
         if !(complete && has_all && room && joins) {
             return None;
         }

@@ -42,7 +42,7 @@ fn what_a_flush_promised_is_there_whichever_host_goes_on() {
         );
         assert!(counters.resumed >= count && counters.counted >= count && counters.spoiled > 0);
         assert!(counters.owner_crashes >= count && counters.peer_crashes >= count);
-        assert!(counters.lost_owners * 40 >= count, "{counters:?}");
+        assert!(counters.failing.lost_owners * 40 >= count, "{counters:?}");
     }
 }
 
@@ -50,11 +50,11 @@ fn what_a_flush_promised_is_there_whichever_host_goes_on() {
 fn what_was_acknowledged_is_there_when_the_cache_device_of_the_owner_fails() {
     let (count, counters) = judge("a failing device", Options::with_failing);
     if count >= 100 {
-        assert!(counters.failed_devices * 2 >= count, "{counters:?}");
-        assert!(counters.past_log * 4 >= count, "{counters:?}");
-        assert!(counters.lost_owners * 8 >= count, "{counters:?}");
-        assert!(counters.rotten * 8 >= count, "{counters:?}");
-        assert!(counters.recalled >= count, "{counters:?}");
+        assert!(counters.failing.devices * 2 >= count, "{counters:?}");
+        assert!(counters.failing.past_log * 4 >= count, "{counters:?}");
+        assert!(counters.failing.lost_owners * 8 >= count, "{counters:?}");
+        assert!(counters.failing.rotten * 8 >= count, "{counters:?}");
+        assert!(counters.failing.recalled >= count, "{counters:?}");
     }
 }
 

@@ -73,6 +73,12 @@ impl Health {
     }
 }
 
+/// Its ledger says that its log owes nothing.
+fn is_released(volume: &Volume) -> bool {
+    let ledger = volume.ledger_writer();
+    ledger.is_some_and(|it| it.is_past_log() && !it.is_busy())
+}
+
 impl Core {
     /// Learns from the end of a request to the cache device that carries something that must last.
     pub(super) fn observe_cache(&mut self, now: Time, pending: &Pending, ok: bool) {
@@ -234,7 +240,7 @@ impl Core {
                 volume.begin_release(true);
                 self.release_past_log(cx, id);
             }
-            Bypass::Release { .. } => match volume.is_released_by_ledger() {
+            Bypass::Release { .. } => match is_released(volume) {
                 true => self.bypass_released(cx, id),
                 // The ledger was busy when it was asked for.
                 false => self.release_past_log(cx, id),
@@ -266,7 +272,7 @@ impl Core {
         }
         // Another step of the ledger has ended; ours is still to come. The device may be good by
         // now, and then nobody else looks.
-        if !volume.is_released_by_ledger() {
+        if !is_released(volume) {
             return self.release_past_log(cx, id);
         }
         if volume.relies_on_peers() && !has(Bug::BypassPeers) {

@@ -80,7 +80,7 @@ use crate::outbox::{Cx, Pending, Timer};
 use crate::ram::RamTier;
 use crate::scratch::Scratch;
 use crate::snapshot::CacheState;
-use crate::types::{BLOCK_BYTES, RequestId, Span, Time, VolumeId};
+use crate::types::{BLOCK_BYTES, RequestId, Time, VolumeId};
 use crate::volume::{Volume, Volumes};
 use alloc::vec::Vec;
 
@@ -198,9 +198,7 @@ impl Core {
                 sector,
                 sectors,
                 buffer,
-            } => {
-                self.read(cx, volume, request, (sector, sectors), buffer);
-            }
+            } => self.read(cx, volume, request, (sector, sectors), buffer),
             Event::Write {
                 volume,
                 request,
@@ -249,19 +247,10 @@ impl Core {
                 credit,
             } => self.replicated(cx, volume, peer, (number, credit)),
             event @ Event::ReadLeft { .. } => {
-                self.lines
-                    .serve(cx, (&mut self.ram, &mut self.log), Asked::of(event));
+                let tiers = (&mut self.ram, &mut self.log);
+                self.lines.serve(cx, tiers, Asked::of(event));
             }
-            Event::ReadCopy {
-                request,
-                volume,
-                sector,
-                sectors,
-                buffer,
-            } => {
-                let span = Span::new(sector, sectors);
-                recall::serve(self, cx, (volume, request), span, buffer);
-            }
+            event @ Event::ReadCopy { .. } => recall::serve(self, cx, &event),
             Event::Zeroed { volume, bytes } => self.zeroed(volume, bytes),
             Event::Done { io, result, stat } => self.done(cx, io, result, stat),
             Event::Admin { request, command } => self.command(cx, request, command),
@@ -360,9 +349,8 @@ impl Core {
             Pending::CheckpointSync => self.checkpoint_on_media(cx, ok),
             Pending::Fetch { fetch, part } => {
                 let parts = (&mut self.log, &mut self.scratch);
-                let fetched = self.fetches.part_done(cx, parts, (fetch, part), ok);
-                if let Some(fetched) = fetched.and_then(|it| recall::begin(self, cx, it)) {
-                    self.fetched(cx, fetched);
+                if let Some(fetched) = self.fetches.part_done(cx, parts, (fetch, part), ok) {
+                    recall::begin(self, cx, fetched);
                 }
             }
             Pending::Recall { recall, part } => recall::recalled(self, cx, (recall, part), ok),

@@ -2,10 +2,10 @@
 //! journal that has them already.
 //!
 //! ```text
-//! owner:  fetch with bad blocks ─▶ Waits ─ a peer that counts has all of it ─▶ Asked ─ there ─▶ good
-//!             │                      ▲ └──────── none counts ────────▶ bad      │
-//!             │                      └──── not there, some times ◀──────────────┤
-//!             └ replaced by newer writes ─▶ bad                    too often ─▶ bad
+//! owner:  fetch with bad blocks ─▶ Waits ─ a peer that counts has it ─▶ Asked ─ there ─▶ good
+//!             │                      ▲ └────── none counts ─────▶ bad      │
+//!             │                      └──── not there, some times ◀─────────┤
+//!             └ replaced by newer writes ─▶ bad               too often ─▶ bad
 //!         a destage that applies its journal reads them there
 //! member: ReadCopy ─ all of it is in its epochs ─▶ read of its own log ─▶ reply
 //!             └── a sector is not ─▶ gone
@@ -22,7 +22,7 @@
 use super::Core;
 use super::read_op::Goal;
 use crate::adversary::{Bug, Mark, has, mark};
-use crate::event::{COPY_SECTORS_MAX, Device, Op, Purpose, Refusal};
+use crate::event::{COPY_SECTORS_MAX, Device, Event, Op, Purpose, Refusal};
 use crate::fetch::{Fetched, Owner, Want};
 use crate::format::journal::{Journal, JournalEntry};
 use crate::format::record::EntryKind;
@@ -31,8 +31,7 @@ use crate::memory::{Area, Place, Slice};
 use crate::outbox::{Cx, Pending};
 use crate::slab::Slab;
 use crate::types::{
-    BLOCK_BYTES, BLOCK_SECTORS, BufferId, LogAddr, RequestId, SECTOR_BYTES, Serial, Span, Time,
-    VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, LogAddr, RequestId, SECTOR_BYTES, Serial, Span, Time, VolumeId,
 };
 use crate::volume::replication::Source;
 use alloc::vec::Vec;
@@ -154,6 +153,7 @@ fn sources(
     (span, addr): (Span, LogAddr),
     (journal, guests): (&[JournalEntry], bool),
 ) -> Vec<(Span, From)> {
+    assert!(span.sectors > 0, "a part has something");
     let mut found = Vec::new();
     let mut at = span.sector;
     while at < span.end() {
@@ -173,6 +173,7 @@ fn sources(
     let counts = volume.relies_on_peers();
     let resolved = volume.resolve(span).into_iter();
     let parts = resolved.map(|(part, content)| {
+        assert!(part.sector >= span.sector && part.end() <= span.end());
         let place = addr.plus(part.sector - span.sector);
         let newest = matches!(content, Some(Content::Data(found)) if found == place);
         let asks = counts && (newest || has(Bug::RecallReplaced));
@@ -218,8 +219,37 @@ fn is_newest(core: &mut Core, id: VolumeId, span: Span, addr: LogAddr) -> bool {
     volume.resolve(span).into_iter().all(is_it) || has(Bug::RecallReplaced)
 }
 
-/// A fetch has ended. Gives it back where nothing of it can come from elsewhere.
-pub(super) fn begin(core: &mut Core, cx: &mut Cx<'_>, mut fetched: Fetched) -> Option<Fetched> {
+/// A fetch has ended, unless something of it may come from elsewhere.
+pub(super) fn begin(core: &mut Core, cx: &mut Cx<'_>, fetched: Fetched) {
+    if let Some(fetched) = without(core, cx, fetched) {
+        core.fetched(cx, fetched);
+    }
+}
+
+/// What is to be asked for, and where; none if a read has it by now, or waits for it.
+fn place(
+    core: &mut Core,
+    cx: &mut Cx<'_>,
+    (owner, volume): (Owner, VolumeId),
+    (span, from): (Span, From),
+    want: Want,
+) -> Option<(Want, From)> {
+    let (From::Map(content), Owner::Read(read)) = (from, owner) else {
+        return Some((want, from));
+    };
+    assert!(
+        want.sectors == span.sectors,
+        "a part is asked for as a whole"
+    );
+    let anew = read_anew(core, cx, read, (span, want.to), content)?;
+    match core.volume(volume).relies_on_peers() {
+        true => Some((anew, From::Peer)),
+        false => Some((anew, From::Nowhere)),
+    }
+}
+
+/// Gives a fetch back where nothing of it can come from elsewhere.
+fn without(core: &mut Core, cx: &mut Cx<'_>, mut fetched: Fetched) -> Option<Fetched> {
     if !fetched.is_damaged() {
         return Some(fetched);
     }
@@ -239,41 +269,31 @@ pub(super) fn begin(core: &mut Core, cx: &mut Cx<'_>, mut fetched: Fetched) -> O
         let found = sources(core, volume, (span, want.addr), (&journal, guests));
         for (span, from) in found {
             let skipped = span.sector - sector;
-            let mut want = Want {
+            let want = Want {
                 addr: want.addr.plus(skipped),
                 sectors: span.sectors,
                 to: want.to.plus(skipped * SECTOR_BYTES),
             };
-            let from = match (from, owner) {
-                (From::Map(content), Owner::Read(read)) => {
-                    let place = (span, want.to);
-                    let Some(anew) = read_anew(core, cx, read, place, content) else {
-                        continue;
-                    };
-                    want = anew;
-                    match core.volume(volume).relies_on_peers() {
-                        true => From::Peer,
-                        false => From::Nowhere,
-                    }
-                }
-                (from, _) => from,
-            };
-            if from == From::Nowhere {
-                fetched.bad.push(want);
-                continue;
+            match place(core, cx, (owner, volume), (span, from), want) {
+                Some((want, From::Nowhere)) => fetched.bad.push(want),
+                Some((want, from)) => parts.push(Part {
+                    want,
+                    from,
+                    sector: span.sector,
+                    tries: 0,
+                    state: State::Waits(cx.now),
+                }),
+                None => {}
             }
-            parts.push(Part {
-                want,
-                from,
-                sector: span.sector,
-                tries: 0,
-                state: State::Waits(cx.now),
-            });
         }
     }
     if parts.is_empty() {
         return Some(fetched);
     }
+    assert!(
+        parts.iter().all(|part| part.want.sectors > 0),
+        "a part has something"
+    );
     let upto = core.volume(volume).acked();
     let open = parts.len();
     let recalls = &mut core.replicas.recalls;
@@ -360,6 +380,7 @@ fn send(
         bytes: part.want.sectors * SECTOR_BYTES,
     }];
     recalls.in_flight += 1;
+    assert!(recalls.in_flight <= IN_FLIGHT_MAX, "so many at most");
     let part = at as u32;
     let (pending, purpose) = (Pending::Recall { recall, part }, Purpose::Replicate);
     cx.transfer(pending, purpose, device, Op::Read, offset, slices);
@@ -367,6 +388,7 @@ fn send(
 
 /// A part has come, or not.
 pub(super) fn recalled(core: &mut Core, cx: &mut Cx<'_>, (id, at): (u32, u32), ok: bool) {
+    assert!(core.replicas.recalls.in_flight > 0, "it was asked for");
     core.replicas.recalls.in_flight -= 1;
     let at = at as usize;
     let recall = core.replicas.recalls.recalls.get(id);
@@ -381,6 +403,7 @@ pub(super) fn recalled(core: &mut Core, cx: &mut Cx<'_>, (id, at): (u32, u32), o
     if good {
         mark(Mark::GaveRecalled);
         let recall = core.replicas.recalls.recalls.get(id);
+        assert!(recall.open > 0, "a part ends once");
         (recall.parts[at].state, recall.open) = (State::Over, recall.open - 1);
         let counters = &mut core.volume(volume).counters;
         counters.recalled_bytes += span.sectors * SECTOR_BYTES;
@@ -406,6 +429,7 @@ fn has_sum(core: &Core, cx: &Cx<'_>, want: &Want) -> bool {
 
 fn part_is_bad(core: &mut Core, id: u32, at: usize) {
     let recall = core.replicas.recalls.recalls.get(id);
+    assert!(recall.open > 0 && recall.parts[at].state != State::Over);
     (recall.parts[at].state, recall.open) = (State::Over, recall.open - 1);
     let want = recall.parts[at].want;
     recall.fetched.bad.push(want);
@@ -417,6 +441,11 @@ fn end_if_over(core: &mut Core, cx: &mut Cx<'_>, id: u32) {
         return;
     }
     recalls.waiting.retain(|it| *it != id);
+    let parts = &recalls.recalls.get(id).parts;
+    assert!(
+        parts.iter().all(|part| part.state == State::Over),
+        "it counts its parts"
+    );
     let Recall {
         volume, fetched, ..
     } = recalls.recalls.take(id);
@@ -425,13 +454,18 @@ fn end_if_over(core: &mut Core, cx: &mut Cx<'_>, id: u32) {
 }
 
 /// The owner of a volume asks for what is kept here of it.
-pub(super) fn serve(
-    core: &mut Core,
-    cx: &mut Cx<'_>,
-    (id, request): (VolumeId, RequestId),
-    span: Span,
-    buffer: BufferId,
-) {
+pub(super) fn serve(core: &mut Core, cx: &mut Cx<'_>, asked: &Event) {
+    let Event::ReadCopy {
+        request,
+        volume: id,
+        sector,
+        sectors,
+        buffer,
+    } = *asked
+    else {
+        unreachable!("{asked:?} is no read of a copy");
+    };
+    let span = Span::new(sector, sectors);
     let kept = core
         .find(id)
         .filter(|it| it.is_replica() && !it.has_damaged_log());
@@ -456,6 +490,10 @@ pub(super) fn serve(
             _ => cx.memory.zero(to, part.sectors * SECTOR_BYTES),
         }
     }
+    assert!(
+        wants.iter().all(|want| want.sectors <= span.sectors),
+        "a part is not more than the whole"
+    );
     let serving = core.replicas.recalls.serving.insert(request);
     let (owner, purpose) = (Owner::Copy(serving), Purpose::Replicate);
     let parts = (&mut core.log, &mut core.scratch);

@@ -391,7 +391,7 @@ impl Core {
         on: bool,
     ) {
         let volume = self.volume(id);
-        let logs = volume.policy == Policy::WriteBack || volume.is_past_log();
+        let logs = volume.policy == Policy::WriteBack || volume.bypass().is_past_log();
         if volume.is_gone() || !logs || volume.is_replica() {
             cx.out.reply(request, Err(Refusal::Gone));
             return;

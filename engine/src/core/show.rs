@@ -65,8 +65,8 @@ impl Core {
             credit: self.credit(id),
             peers: volume.replication.shown(),
             at_origin: volume.replication.answers_at_origin(),
-            rescues: volume.is_being_rescued(),
-            past_log: volume.is_past_log(),
+            rescues: volume.bypass().is_rescue(),
+            past_log: volume.bypass().is_past_log(),
         })
     }
 

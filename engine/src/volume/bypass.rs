@@ -3,7 +3,7 @@
 //! Always true: writes wait in *Emergency* and *Release*.
 //! Deliberately absent: the device, and the way (`core::bypass`).
 
-use super::{LedgerWriter, Volume};
+use super::Volume;
 
 /// How far a volume has turned away from a failed device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +23,16 @@ impl Bypass {
     /// New writes wait.
     pub fn holds_writes(self) -> bool {
         matches!(self, Bypass::Emergency | Bypass::Release { .. })
+    }
+
+    /// What the log has is being brought from a device that fails, or cannot be.
+    pub fn is_rescue(self) -> bool {
+        matches!(self, Bypass::Emergency | Bypass::Held)
+    }
+
+    /// The image is written past the log, or is about to be.
+    pub fn is_past_log(self) -> bool {
+        matches!(self, Bypass::Release { .. } | Bypass::Bypassed)
     }
 
     pub(crate) fn reason(self, gone: bool) -> Option<&'static str> {
@@ -73,22 +83,6 @@ impl Volume {
             self.replication.answer_at_origin(true);
         }
         self.bypass = Bypass::Release { back };
-    }
-
-    /// Its ledger says that it is released.
-    pub fn is_released_by_ledger(&self) -> bool {
-        let released = |it: &LedgerWriter| it.is_past_log() && !it.is_busy();
-        self.ledger_writer().is_some_and(released)
-    }
-
-    /// What it has is being brought from a device that fails, or cannot be.
-    pub fn is_being_rescued(&self) -> bool {
-        matches!(self.bypass, Bypass::Emergency | Bypass::Held)
-    }
-
-    /// It writes its image past the log, or is about to.
-    pub fn is_past_log(&self) -> bool {
-        matches!(self.bypass, Bypass::Release { .. } | Bypass::Bypassed)
     }
 
     /// The ledger says so.

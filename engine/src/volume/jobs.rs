@@ -88,6 +88,7 @@ impl Job {
             (part.at..part.at + bytes).contains(&at)
         };
         let part = self.parts.iter().find(has)?;
+        assert!(at >= part.at && (at - part.at).is_multiple_of(SECTOR_BYTES));
         Some(part.span.sector + (at - part.at) / SECTOR_BYTES)
     }
 

@@ -26,11 +26,13 @@ impl Logged {
     /// A part of this write is in the stage, and goes to this place of the log, which is durable
     /// up to another one.
     pub fn stages(&mut self, serial: Serial, seq: StreamSeq, durable: StreamSeq) {
-        self.upto(durable);
+        let before = self.upto(durable);
+        assert!(self.upto >= before, "it only grows");
         match self.marks.back_mut() {
             Some(last) if last.0 == seq => last.1 = last.1.max(serial),
             _ => self.marks.push_back((seq, serial)),
         }
+        debug_assert!(self.marks.iter().is_sorted(), "the log goes on");
     }
 
     /// Nothing of what is behind it is durable.

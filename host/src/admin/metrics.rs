@@ -146,7 +146,7 @@ const VOLUME_METRICS: &[Metric] = &[
     (
         "recalled_bytes_total",
         "counter",
-        "Bytes that the cache device did not give, from a copy on another host or from the journal.",
+        "Bytes that the cache device did not give, from a copy or from the journal.",
         |v| v.counters.recalled_bytes,
     ),
     (

@@ -13,10 +13,11 @@ use engine::format::record::EntryKind;
 use engine::types::{Serial, Span, Uuid};
 use node::batch::{Batch, Part};
 use node::frame::{
-    FEATURE_DATA, FEATURE_READS, Frame, HELLO_VERSION, Hello, PAYLOAD_BYTES_MAX, Ping, VERSION_MAX,
+    FEATURE_DATA, FEATURE_READS, FEATURE_RECALLS, Frame, HELLO_VERSION, Hello, PAYLOAD_BYTES_MAX,
+    Ping, VERSION_MAX,
 };
 use node::message::Body;
-use node::reads::{BLOCKS_MAX, Blocks, Read};
+use node::reads::{BLOCKS_MAX, Blocks, Question, Read, Recall};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -46,7 +47,7 @@ struct Sink {
     blocks: Sender<(Uuid, Blocks, Vec<u8>)>,
 }
 
-type Asked = (Uuid, Read, Arc<dyn Outlet>);
+type Asked = (Uuid, Question, Arc<dyn Outlet>);
 
 impl DataSink for Sink {
     fn batch(&self, from: Uuid, batch: Batch, payload: Vec<u8>, back: Arc<dyn Outlet>) {
@@ -63,7 +64,7 @@ impl DataSink for Sink {
         let _ = self.acks.send((from, copy, session, number));
     }
 
-    fn read(&self, from: Uuid, read: Read, back: Arc<dyn Outlet>) {
+    fn read(&self, from: Uuid, read: Question, back: Arc<dyn Outlet>) {
         let _ = self.reads.send((from, read, back));
     }
 
@@ -250,7 +251,7 @@ fn reads_and_their_blocks_pass_beside_batches() {
     let (a, b) = pair();
     let outlet = a.links.outlet(b.id);
     let start = Instant::now();
-    while !outlet.takes_reads() {
+    while !outlet.takes(FEATURE_READS) {
         assert!(start.elapsed() < PATIENCE, "the other host takes reads");
         std::thread::yield_now();
     }
@@ -267,7 +268,7 @@ fn reads_and_their_blocks_pass_beside_batches() {
         assert!(outlet.send(read.encode(VERSION_MAX)));
         assert_eq!(b.batch().batch.number, number);
         let (from, asked, back) = b.reads.recv_timeout(PATIENCE).expect("it comes");
-        assert_eq!((from, asked), (a.id, read));
+        assert_eq!((from, asked), (a.id, Question::Left(read)));
         let blocks = Blocks {
             number,
             sums: (0..count).collect(),
@@ -279,6 +280,16 @@ fn reads_and_their_blocks_pass_beside_batches() {
         let heard = a.blocks.recv_timeout(PATIENCE).expect("it comes");
         assert_eq!(heard, (b.id, blocks, bytes));
     }
+    let recall = Recall {
+        number: 4,
+        copy: COPY,
+        session: COPY,
+        sector: 17,
+        sectors: 3,
+    };
+    assert!(outlet.takes(FEATURE_RECALLS) && outlet.send(recall.encode(VERSION_MAX)));
+    let (from, asked, _) = b.reads.recv_timeout(PATIENCE).expect("it comes");
+    assert_eq!((from, asked), (a.id, Question::Copy(recall)));
     assert_eq!(a.links.refused(), RefusedView::default());
     assert_eq!(b.links.refused(), RefusedView::default());
 }
@@ -452,8 +463,9 @@ fn a_host_that_sends_something_else_or_half_a_batch_is_cut_off() {
         let mut caller = Caller::call(&a, &of_b.credentials());
         caller.send(&hello(&of_b, b.id));
         let answer = caller.hear();
-        let data =
-            |hello: &Hello| hello.host == a.id && hello.features == FEATURE_DATA | FEATURE_READS;
+        let data = |hello: &Hello| {
+            hello.host == a.id && hello.features == FEATURE_DATA | FEATURE_READS | FEATURE_RECALLS
+        };
         assert!(matches!(&answer, Some(Frame::Hello(hello)) if data(hello)));
         caller
     };

@@ -338,6 +338,7 @@ fn what_the_engine_sends_goes_to_its_stream_and_only_its_answers_count() {
         let stream = Stream {
             volume,
             peer,
+            host: Uuid([8; 16]),
             copy: COPY,
             session,
             term: TERM,

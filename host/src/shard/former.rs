@@ -240,8 +240,8 @@ impl Formers {
         Some(io)
     }
 
-    /// Another host asks: what the engine is to be told. `kept`: the volume of the copy, if the host
-    /// may ask for what that has.
+    /// Another host asks: what the engine is to be told. `kept`: the volume of the copy, if that
+    /// host may ask for what it has.
     pub fn serve(
         &mut self,
         memory: &mut HostMemory,
@@ -522,7 +522,8 @@ mod tests {
             blocks: 2,
         };
         let mut serve = |memory: &mut HostMemory, number| {
-            let event = formers.serve(memory, (read(number), way.clone()));
+            let asked = (Question::Left(read(number)), None);
+            let event = formers.serve(memory, asked, way.clone());
             (event, formers.serving.len())
         };
         let mut events = Vec::new();

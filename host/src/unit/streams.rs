@@ -291,7 +291,9 @@ impl Manager {
             self.set_event(name, set::Event::Obeys(obeys));
         }
         let log = own_log(view);
-        let known = self.owning(name).and_then(|it| it.set().map(Set::own_log));
+        let known = self
+            .owning(name)
+            .and_then(|it| it.set().map(set::own_log_of));
         if known.is_some_and(|known| known != log) {
             self.set_event(name, set::Event::OwnLog(log));
         }

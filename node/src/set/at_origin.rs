@@ -13,6 +13,7 @@
 //! a record, which is [`crate::unit`].
 
 use super::Set;
+use super::own_log::{self, OwnLog};
 use crate::broken::{Rule, has};
 use crate::record::Member;
 use engine::types::Serial;
@@ -26,6 +27,7 @@ pub(super) struct AtOrigin {
     obeys: bool,
     /// The unit is not served before its record says otherwise.
     unbegun: bool,
+    pub own_log: OwnLog,
 }
 
 impl AtOrigin {
@@ -34,6 +36,7 @@ impl AtOrigin {
             wanted,
             obeys: false,
             unbegun: false,
+            own_log: OwnLog::Good,
         }
     }
 
@@ -70,7 +73,7 @@ impl AtOrigin {
 
 /// Before there is the right to write the origin, only copies can have a flush.
 fn wants(set: &Set, members: &[Member]) -> bool {
-    let wanted = set.origin.wanted || set.is_past_log();
+    let wanted = set.origin.wanted || own_log::is_past(set);
     wanted && set.may_drain() && set.degraded(members).is_some()
 }
 
@@ -91,7 +94,7 @@ impl Set {
     pub(super) fn at_origin_with(&self, members: &[Member]) -> bool {
         let has_all = self.acknowledged <= self.destaged || has(Rule::OriginHasFlushes);
         // What is written without the log is acknowledged when the origin has it.
-        let obeys = self.record.at_origin || self.origin.obeys || self.is_past_log();
+        let obeys = self.record.at_origin || self.origin.obeys || own_log::is_past(self);
         wants(self, members) && obeys && has_all
     }
 

@@ -160,7 +160,7 @@ pub(super) fn lose_owner(pair: &mut Pair) -> Result<(), String> {
 pub(super) fn go_on_with_image(pair: &mut Pair) -> Result<(), String> {
     let promised = pair.model.promised();
     pair.counters.takeovers.with_flushes += u64::from(promised > 0);
-    pair.counters.lost_owners += 1;
+    pair.counters.failing.lost_owners += 1;
     pair.owner.crash(true)?;
     let mut other = Machine::new(&mut pair.rng, Shape::without_lines(SEGMENTS))?;
     let origin = pair.owner.devices.origins.remove(0);

@@ -19,6 +19,29 @@ use engine::types::{BufferId, RequestId};
 const TURNS_MAX: u32 = 60_000;
 const TIMES: [u64; 3] = [100_000, 7_000_000, 150_000_000];
 
+/// What happened of that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Failing {
+    pub devices: u64,
+    /// Images that were written past the log.
+    pub past_log: u64,
+    /// Devices with wrong bits, and blocks that came from copies.
+    pub rotten: u64,
+    pub recalled: u64,
+    /// Owners that were lost with their cache, also for other reasons.
+    pub lost_owners: u64,
+}
+
+impl Failing {
+    pub fn add(&mut self, other: &Failing) {
+        self.devices += other.devices;
+        self.past_log += other.past_log;
+        self.rotten += other.rotten;
+        self.recalled += other.recalled;
+        self.lost_owners += other.lost_owners;
+    }
+}
+
 /// A read of a copy that its host has.
 pub struct Recall {
     io: Io,
@@ -73,7 +96,7 @@ pub(super) fn step(pair: &mut Pair) -> Result<(), String> {
             Err(Refusal::Gone) => None,
             Err(refusal) => return Err(format!("a copy is not read: {refusal}")),
         };
-        pair.counters.recalled += u64::from(bytes.is_some() && there);
+        pair.counters.failing.recalled += u64::from(bytes.is_some() && there);
         pair.owner
             .end_ask(&recall.io, bytes.as_deref().filter(|_| there));
     }
@@ -102,7 +125,7 @@ pub(super) fn run(pair: &mut Pair) -> Result<bool, String> {
     }
     pair.owner.failing = true;
     pair.owner.reads_fail = pair.rng.chance(700);
-    pair.counters.failed_devices += 1;
+    pair.counters.failing.devices += 1;
     let dies = pair.rng.chance(300).then(|| pair.rng.below(8_000));
     for count in 0..u64::from(TURNS_MAX) {
         let shown = pair.owner.engine().copy(pair.disk).ok_or("no volume")?;
@@ -110,7 +133,7 @@ pub(super) fn run(pair: &mut Pair) -> Result<bool, String> {
             break;
         }
         if dies == Some(count) && pair.peers.iter().any(|it| it.member) {
-            pair.counters.lost_owners += 1;
+            pair.counters.failing.lost_owners += 1;
             mend(pair);
             ends::take_over(pair)?;
             return Ok(true);
@@ -140,7 +163,7 @@ fn past_log(pair: &mut Pair) -> Result<bool, String> {
             pair.give_up(at)?;
         }
     }
-    pair.counters.past_log += 1;
+    pair.counters.failing.past_log += 1;
     for _ in 0..pair.rng.range(200, 2_000) {
         turn(pair)?;
     }
@@ -217,7 +240,7 @@ fn look_at_stopped(pair: &mut Pair) -> Result<(), String> {
 /// Bits of the device are wrong, in some of its blocks.
 fn rot(pair: &mut Pair) -> Result<(), String> {
     pair.owner.rotten = true;
-    pair.counters.rotten += 1;
+    pair.counters.failing.rotten += 1;
     judge(pair)
 }
 

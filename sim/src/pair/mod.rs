@@ -18,7 +18,7 @@
 
 mod at_origin;
 mod ends;
-mod failing;
+pub mod failing;
 mod neighbour;
 mod peer;
 
@@ -28,6 +28,7 @@ use crate::rng::Rng;
 use at_origin::AtOrigin;
 use engine::event::{Command, Event, Refusal, ReplicaSpec, Tuning};
 use engine::types::{PeerId, RequestId, Uuid, VolumeId};
+use failing::Failing;
 use neighbour::Neighbour;
 use peer::{Answer, Coming, Peer};
 use std::collections::BTreeMap;
@@ -121,14 +122,7 @@ pub struct Counters {
     pub short: u64,
     /// Writes of the peer's own guest.
     pub neighbour: u64,
-    /// Owners that were lost with their cache while the image had all that was promised.
-    pub lost_owners: u64,
-    /// Cache devices that failed, of which the image was written past the log.
-    pub failed_devices: u64,
-    pub past_log: u64,
-    /// Devices with wrong bits, and blocks that came from copies.
-    pub rotten: u64,
-    pub recalled: u64,
+    pub failing: Failing,
 }
 
 impl Counters {
@@ -152,11 +146,7 @@ impl Counters {
         self.refused += other.refused;
         self.short += other.short;
         self.neighbour += other.neighbour;
-        self.lost_owners += other.lost_owners;
-        self.failed_devices += other.failed_devices;
-        self.past_log += other.past_log;
-        self.rotten += other.rotten;
-        self.recalled += other.recalled;
+        self.failing.add(&other.failing);
     }
 }
 

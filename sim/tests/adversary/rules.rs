@@ -82,8 +82,8 @@ pub const OWN_TESTS: &[(Bug, &str, &str)] = &[
     (
         Bug::BypassPeers,
         "the_image_is_not_written_past_the_log_while_a_copy_counts",
-        "another host takes the volume over while its owner writes the image past its log, and neither \
-         knows of the other: the pair has one host at a time that serves",
+        "another host takes the volume over while its owner writes the image past its log, and \
+         neither knows of the other: the pair has one host at a time that serves",
     ),
     (
         Bug::SkipGapCheck,
