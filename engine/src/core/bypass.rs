@@ -34,6 +34,7 @@ use crate::outbox::{Cx, Pending};
 use crate::snapshot::{CacheState, State};
 use crate::types::{Policy, RequestId, Time, VolumeId};
 use crate::volume::ledger::LedgerStep;
+use crate::volume::quiesce::{keeps_rest, want_end_of_rest};
 use crate::volume::{Bypass, LedgerWriter, Volume};
 
 /// How long a device may fail before guests stop waiting for it. Longer than the resets of a
@@ -158,6 +159,9 @@ impl Core {
         let waits = volume.relies_on_peers() || volume.is_unproved();
         if !here || waits || volume.is_read_only() || volume.policy == Policy::Ephemeral {
             return;
+        }
+        if keeps_rest(volume) {
+            return want_end_of_rest(volume);
         }
         self.abort_switch(cx, id);
         let volume = self.volume(id);

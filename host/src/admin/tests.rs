@@ -278,6 +278,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         overlay_misfits: false,
         base_changed: false,
         rests: false,
+        flushes_through: false,
         id,
         name: settings.name.clone(),
         uuid: Uuid([7; 16]),
