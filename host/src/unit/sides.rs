@@ -290,6 +290,7 @@ impl Sides {
             wanted: 0,
             degraded: None,
             at_origin: false,
+            quiesced: false,
             members: Vec::new(),
         };
         let records = self.records(member, unit)?;
