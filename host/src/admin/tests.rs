@@ -213,6 +213,11 @@ impl Machine for Fake {
         Ok(())
     }
 
+    fn quiesce_through(&self, name: &str) -> Result<()> {
+        self.state().orders.push(format!("quiesce {name} through"));
+        Ok(())
+    }
+
     fn resume(&self, name: &str, force: bool) -> Result<()> {
         self.state().orders.push(format!("resume {name} {force}"));
         Ok(())

@@ -126,6 +126,10 @@ impl Cluster {
         }
         let record = pointer::newest(&found.pointer, &self.vault, &found.ledger);
         let record = record.map_err(|fault| Error::failed(fault.message).about(name.clone()))?;
+        if record.as_ref().is_some_and(|record| record.quiesced) {
+            let words = "a backup window of it is open, and is broken when its data goes home";
+            tracing::warn!(volume = %name, "volume {name}: {words}");
+        }
         match record.as_ref().and_then(|record| record.owner.as_ref()) {
             Some(owner) if owner.cache == cache => {
                 let why = record.as_ref().and_then(needs_others);

@@ -399,7 +399,7 @@ pub(super) fn house_with(name: &str, san: Option<Params>, counts: Vec<PeerId>) -
         limit: Default::default(),
         needs: Needs {
             peers: counts,
-            at_origin: false,
+            ..Needs::default()
         },
         lives: Vec::new(),
         pooled: None,
