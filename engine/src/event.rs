@@ -152,6 +152,12 @@ pub enum Command {
     /// Ends that, or gives it up. Refused where nothing rests any more, because the log needed its
     /// room, and where another file takes the place of the image.
     Resume { volume: VolumeId },
+    /// Other hosts know by now that the image rests: it ends by [`Command::Resume`] or
+    /// [`Command::BreakRest`] only, and guests wait where the log needs its room. `begins`: the
+    /// volume was attached just now, and its image rests from then on. Refused where nothing rests.
+    KeepRest { volume: VolumeId, begins: bool },
+    /// Ends a rest that was kept, because the log needs its room: it counts as broken.
+    BreakRest { volume: VolumeId },
     /// The image rests, and another file may take its place from the reply on: the ledger says so.
     Announce { volume: VolumeId },
     /// That file is there. Replied to when nothing of the image is in flight, and then nothing
@@ -232,6 +238,8 @@ pub enum Command {
     /// From now on a flush is answered when the origin has what it covers, beside what it needs
     /// else; `on: false`: no more. Holds until the volume is detached.
     AnswerAtOrigin { volume: VolumeId, on: bool },
+    /// The same by order of an administrator, whatever the host orders beside it.
+    FlushThrough { volume: VolumeId, on: bool },
     /// Looks whether the image of a volume is still the one that it knows, under its path. A volume
     /// whose image does not fit is held until it does; then the reply is [`Refusal::Held`].
     Look { volume: VolumeId },

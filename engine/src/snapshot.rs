@@ -205,6 +205,8 @@ pub struct VolumeSnapshot {
     pub journal_possible: bool,
     /// Its image rests by an administrator's order.
     pub rests: bool,
+    /// Its flushes are answered by its image, by an administrator's order.
+    pub flushes_through: bool,
     /// Its age alone brings no dirty data to the origin.
     pub never_aged: bool,
     pub share: Share,
@@ -293,6 +295,8 @@ pub struct CopySnapshot {
     pub rescues: bool,
     /// The cache device has failed: it writes its origin past the log, or waits for that.
     pub past_log: bool,
+    /// Its image rests by an order that other hosts know of, and the log needs its room.
+    pub rest_is_short: bool,
 }
 
 /// What is told of a peer that a volume is replicated to.

@@ -80,6 +80,7 @@ fn record(source: &mut Source<'_>) -> Record {
         wanted: source.byte() % 8,
         degraded: None,
         at_origin: false,
+        quiesced: false,
         members: Vec::new(),
     };
     if source.flag() {

@@ -34,6 +34,7 @@ mod snapshot;
 mod sockets;
 mod volumes;
 mod watch;
+mod window;
 
 use crate::fault::FileId;
 use crate::limit::GuestLimit;

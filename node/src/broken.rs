@@ -37,6 +37,10 @@ pub enum Rule {
     GivenHasAll,
     /// Correction 8: the origin has each acknowledged flush before a record says so.
     OriginHasFlushes,
+    /// H21: a backup window is told to be open when its record is decided.
+    WindowIsInRecord,
+    /// C18: who takes a unit over goes on with its backup window.
+    WindowIsTaken,
 }
 
 #[cfg(not(test))]

@@ -32,6 +32,7 @@ fn record(number: u64, owner: u8) -> Box<Record> {
         wanted: 1,
         degraded: None,
         at_origin: false,
+        quiesced: false,
         members: vec![member()],
     })
 }

@@ -724,6 +724,7 @@ mod tests {
             wanted: 1,
             degraded: None,
             at_origin: false,
+            quiesced: false,
             members: vec![],
         })
     }

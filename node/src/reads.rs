@@ -10,10 +10,10 @@
 //! They go over connections for batches, to hosts that say so in their `Hello`
 //! ([`crate::frame::FEATURE_READS`], [`crate::frame::FEATURE_RECALLS`]): questions the way of
 //! batches, answers the way of their answers. A recall is answered with blocks as well, of which
-//! the last one is filled up with zeroes. Always true: an answer has all blocks that were asked for,
-//! or none; a checksum is that of the block when it left, and the asker compares it. Deliberately
-//! absent: the payload, which never passes through this crate, and who may be asked for what, which
-//! engines know.
+//! the last one is filled up with zeroes. Always true: an answer has all blocks that were asked
+//! for, or none; a checksum is that of the block when it left, and the asker compares it.
+//! Deliberately absent: the payload, which never passes through this crate, and who may be asked
+//! for what, which engines know.
 
 use crate::codec::{In, Out};
 use crate::frame::{FrameError, HEADER_BYTES, Header, Kind, Numbers};

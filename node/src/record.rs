@@ -9,8 +9,10 @@
 //! the origin. A record without members (p = 0) has the bytes that it had before there were any.
 //!
 //! Always true: a record with members, or with a drainer that is not the owner, has an incompatible
-//! bit, so a program that does not know copies refuses it, and one whose flushes are at the origin
-//! has another one; a host is named once among the members,
+//! bit, so a program that does not know copies refuses it, one whose flushes are at the origin
+//! has another one, and so has one with an open backup window, because a program that did not know
+//! it would write the image under its reader; both are never in one record, as the one brings each
+//! flush to the image and the other one none; a host is named once among the members,
 //! with its cache, because a wiped cache is not the member (C11); parsing checks everything before
 //! it returns anything, and never panics on foreign bytes; reserved bytes are zero. Deliberately
 //! absent: where a record lies and how it comes to be; see [`crate::vault`].
@@ -32,6 +34,8 @@ pub const MEMBERS_MAX: usize = 8;
 const WITH_MEMBERS: u64 = 1;
 /// Of records: a program that did not know it could acknowledge what the origin lacks.
 const AT_ORIGIN: u64 = 2;
+/// Of records: a program that did not know it would write an image that is being read.
+const QUIESCED: u64 = 4;
 /// Longest place of a vault.
 pub const VAULT_BYTES_MAX: usize = 1024;
 
@@ -124,6 +128,8 @@ pub struct Record {
     pub degraded: Option<Degraded>,
     /// The origin has every flush that was acknowledged, because copies are missing.
     pub at_origin: bool,
+    /// A backup window is open: the origin is at one moment, and no host writes it.
+    pub quiesced: bool,
     /// Each has every flush that was acknowledged. Empty: the owner's cache is the only one.
     pub members: Vec<Member>,
 }
@@ -153,7 +159,8 @@ impl Record {
     fn incompatible(&self) -> u64 {
         let members = if self.has_members() { WITH_MEMBERS } else { 0 };
         let origin = if self.at_origin { AT_ORIGIN } else { 0 };
-        members | origin
+        let window = if self.quiesced { QUIESCED } else { 0 };
+        members | origin | window
     }
 
     /// Its fields fit together.
@@ -169,6 +176,9 @@ impl Record {
         }
         if self.at_origin && (self.owner.is_none() || self.degraded.is_none()) {
             return Err(FormatError::Field("at origin"));
+        }
+        if self.quiesced && (self.owner.is_none() || self.at_origin) {
+            return Err(FormatError::Field("quiesced"));
         }
         if self.given > self.number {
             return Err(FormatError::Field("given"));
@@ -323,7 +333,7 @@ impl Record {
         zeroes(rest)?;
         zeroes(&head.reserved)?;
         let incompatible = head.incompatible.get();
-        if incompatible & !(WITH_MEMBERS | AT_ORIGIN) != 0 {
+        if incompatible & !(WITH_MEMBERS | AT_ORIGIN | QUIESCED) != 0 {
             return Err(FormatError::Incompatible(incompatible));
         }
         if head.flags.get() != 0 {
@@ -351,6 +361,7 @@ impl Record {
             wanted: head.wanted,
             degraded: Degraded::parse(head.degraded)?,
             at_origin: incompatible & AT_ORIGIN != 0,
+            quiesced: incompatible & QUIESCED != 0,
             members: take_members(head)?,
         };
         record.check()?;
@@ -474,6 +485,7 @@ mod tests {
             wanted: 0,
             degraded: None,
             at_origin: false,
+            quiesced: false,
             members: Vec::new(),
         }
     }
@@ -509,6 +521,14 @@ mod tests {
                 ..with_members()
             },
             Record {
+                quiesced: true,
+                ..with_members()
+            },
+            Record {
+                quiesced: true,
+                ..record()
+            },
+            Record {
                 members: with_members().members[..2].to_vec(),
                 drainer: None,
                 ..with_members()
@@ -536,6 +556,23 @@ mod tests {
         assert_eq!(with_members().encode()[16..24], 1_u64.to_le_bytes());
     }
 
+    /// Fails when: a program of before takes a record with an open window for one without.
+    #[test]
+    fn an_open_window_is_a_bit_that_programs_of_before_refuse() {
+        let bits = |quiesced, record: Record| Record { quiesced, ..record }.encode()[16];
+        assert_eq!((bits(false, record()), bits(true, record())), (0, 4));
+        assert_eq!(
+            (bits(false, with_members()), bits(true, with_members())),
+            (1, 5)
+        );
+        let mut bytes = record().encode();
+        (bytes[16], bytes[128]) = (4, 0);
+        bytes[136..264].fill(0);
+        bytes[130] = 0;
+        seal(&mut bytes);
+        assert_eq!(Record::parse(&bytes), Err(FormatError::Field("quiesced")));
+    }
+
     #[test]
     fn members_that_contradict_each_other_are_refused() {
         let mut bytes = with_members().encode();
@@ -551,6 +588,8 @@ mod tests {
             (272, 8),
             (16, 0),
             (16, 4),
+            (16, 7),
+            (16, 9),
             (16, 2),
         ] {
             let mut bytes = with_members().encode();

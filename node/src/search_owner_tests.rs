@@ -1,5 +1,6 @@
 //! What an owner may do next in the search: send, acknowledge, cut, take a learner in, leave a
-//! member out, give the unit away, get the right to write the origin, and answer at the origin.
+//! member out, give the unit away, get the right to write the origin, answer at the origin, and
+//! open and close a backup window.
 //!
 //! Always true: each step is one that the machine of the owner, or its host, may take in this
 //! state; it changes a copy of the world. Deliberately absent: what must hold afterwards.
@@ -81,6 +82,7 @@ impl World {
                 });
             }
         }
+        self.windows(steps, at, set, bounds);
         self.rights(steps, at, set, bounds);
         self.gives(steps, at, set, bounds);
     }
@@ -148,7 +150,36 @@ impl World {
         if !has {
             next.wrong = Some(format!("{at} begins a cut without the right"));
         }
+        if self.window {
+            next.wrong = Some(format!("{at} begins a cut while the image is read"));
+        }
         steps.push((format!("{at} begins a cut"), next));
+    }
+
+    /// An administrator opens a backup window, hears that it is open, and closes it.
+    fn windows(&self, steps: &mut Steps, at: u8, set: &Set, bounds: Bounds) {
+        let opening = self.hosts[usize::from(at)].opening;
+        if self.windows < bounds.windows && !set::rests(set) {
+            let mut next = self.clone();
+            next.windows += 1;
+            next.hosts[usize::from(at)].opening = true;
+            next.tell(at, Told::Set(set::Event::Window(true)));
+            next.mail.clear();
+            steps.push((format!("{at} opens a window"), next));
+        }
+        if opening && set::has_window(set, true) {
+            let mut next = self.clone();
+            next.hosts[usize::from(at)].opening = false;
+            next.window = true;
+            steps.push((format!("{at} has opened it"), next));
+        }
+        if self.window && set::rests(set) {
+            let mut next = self.clone();
+            next.window = false;
+            next.tell(at, Told::Set(set::Event::Window(false)));
+            next.mail.clear();
+            steps.push((format!("{at} closes the window"), next));
+        }
     }
 
     /// Flushes of a unit that lacks a copy are to be answered by what the origin has.

@@ -81,6 +81,7 @@ const BOUNDS: Bounds = Bounds {
     crashes: 1,
     proofs: 0,
     gives: 0,
+    windows: 0,
     lags: false,
     origin: false,
     standby: false,
@@ -152,6 +153,17 @@ const ONE_OF_TWO: [&str; 8] = [
     "1 hears how 2 was decided",
 ];
 
+/// A backup window is open, and an administrator reads the image.
+const WINDOW: [&str; 7] = [
+    "0 writes 1",
+    "0 sends to 1",
+    "0 opens a window",
+    "0 links 2",
+    "link 2 arrives",
+    "0 hears how 2 was decided",
+    "0 has opened it",
+];
+
 #[test]
 fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
     let learns = Bounds {
@@ -184,6 +196,16 @@ fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
         ..BOUNDS
     };
     let both = Bounds { copies: 2, ..again };
+    let window = Bounds {
+        windows: 1,
+        ..learns
+    };
+    let read = Bounds {
+        windows: 1,
+        proofs: 1,
+        gives: 1,
+        ..again
+    };
     let fenced = [&TAKEN[..], &["0 crashes", "2 has proof", "2 has prepared"]].concat();
     for (name, bounds, steps, default) in [
         ("as begun", BOUNDS, &[][..], 30_000),
@@ -195,6 +217,8 @@ fn no_order_of_steps_loses_a_flush_or_puts_the_origin_ahead_of_a_copy() {
         ("at the origin", origin, &AT_ORIGIN, 15_000),
         ("with a standby", standby, &STANDBY[..1], 15_000),
         ("moved to it", standby, &STANDBY, 15_000),
+        ("with a backup window", window, &[], 15_000),
+        ("while an image is read", read, &WINDOW, 15_000),
         ("with two copies", two, &[], 15_000),
         ("after one of two was taken over", both, &ONE_OF_TWO, 15_000),
     ] {
@@ -226,6 +250,16 @@ fn a_rule_of_the_copies_that_is_left_out_is_noticed() {
         origin: true,
         ..CALM
     };
+    let window = Bounds {
+        windows: 1,
+        ..BOUNDS
+    };
+    let read = Bounds {
+        proofs: 1,
+        changes: 4,
+        ..window
+    };
+    let dead = [&WINDOW[..], &["0 crashes"]].concat();
     for (rule, bounds, steps) in [
         (Rule::FlushesAskBoth, CALM, &ALONE[..]),
         (Rule::CutsAskBoth, CALM, &ALONE),
@@ -241,6 +275,8 @@ fn a_rule_of_the_copies_that_is_left_out_is_noticed() {
         (Rule::DrainerHasProof, CALM, &[]),
         (Rule::GivenHasAll, gives, &[]),
         (Rule::OriginHasFlushes, origin, &AT_ORIGIN),
+        (Rule::WindowIsInRecord, window, &[]),
+        (Rule::WindowIsTaken, read, &dead),
     ] {
         let found = search(bounds, walk(bounds, steps), Some(rule), 100_000);
         let steps = found.err();

@@ -8,8 +8,9 @@
 //!
 //! What is searched for, in each state: (1) the newest owner has all acknowledged flushes, (2) one
 //! history, (3) all that the origin may have, (4) so has each complete member of the newest record
-//! of the vault, so any of them can be frozen, (5) no host begins a cut without the right, and (6)
-//! the origin has them all where the newest record says so.
+//! of the vault, so any of them can be frozen, (5) no host begins a cut without the right, (6) the
+//! origin has them all where the newest record says so, and (7) none begins one while a backup
+//! window is open.
 
 extern crate std;
 
@@ -99,6 +100,8 @@ struct Host {
     deciding: Option<Record>,
     choosing: Option<Vec<Uuid>>,
     preparing: bool,
+    /// An administrator waits for a backup window.
+    opening: bool,
     /// What the owner reads from the copy that was frozen.
     base: Vec<Write>,
 }
@@ -119,6 +122,9 @@ struct World {
     crashes: u8,
     proofs: u8,
     gives: u8,
+    windows: u8,
+    /// An administrator was told that the image rests, and reads it.
+    window: bool,
     /// Number of the newest record under which a history was forked.
     newest: u64,
     wrong: Option<String>,
@@ -132,6 +138,7 @@ struct Bounds {
     crashes: u8,
     proofs: u8,
     gives: u8,
+    windows: u8,
     /// The own log is synced later than a write is given.
     lags: bool,
     /// Cuts end, and logs obey or do not yet.
@@ -168,6 +175,7 @@ impl World {
             wanted: copies,
             degraded: None,
             at_origin: false,
+            quiesced: false,
             members: (0..=copies).map(member).collect(),
         };
         let mut world = World {
@@ -184,6 +192,8 @@ impl World {
             crashes: 0,
             proofs: 0,
             gives: 0,
+            windows: 0,
+            window: false,
             newest: 1,
             wrong: None,
         };
@@ -813,6 +823,7 @@ impl Host {
             deciding: None,
             choosing: None,
             preparing: false,
+            opening: false,
             base: vec![],
         }
     }
@@ -840,7 +851,8 @@ impl Host {
     }
 
     fn idle(&mut self) {
-        (self.side, self.choosing, self.preparing) = (Side::Idle, None, false);
+        (self.side, self.choosing) = (Side::Idle, None);
+        (self.preparing, self.opening) = (false, false);
         self.streams.clear();
         self.base.clear();
     }

@@ -30,6 +30,7 @@
 //!   then the origin is written without the log.
 //! - The last complete copy is never left out. If it is unfit, the unit waits for it: after a
 //!   takeover the owner's own copy is not complete until it has fetched what was left.
+//! - No cut begins while the record says that a backup window is open, or is to say so.
 //! - Fewer than p + 1 complete copies are shown as degraded, with the reason. After a takeover that
 //!   is so until what the owner before has left is complete in p + 1 of them (correction 10).
 //!
@@ -41,7 +42,11 @@ mod drain;
 mod give;
 mod left;
 mod own_log;
+mod window;
 mod wish;
+
+pub use self::at_origin::breaks_window;
+pub use self::window::{has_window, rests};
 
 use self::at_origin::AtOrigin;
 use self::left::Left;
@@ -106,6 +111,8 @@ pub enum Event {
     Obeys(bool),
     /// What the own log is good for.
     OwnLog(OwnLog),
+    /// The image rests from now on, or is about to be written again: the record is to say so.
+    Window(bool),
     /// The drainer of this epoch writes no more (C9).
     Proved(Epoch),
     /// The ledger of the epoch that was asked for is there and synced, or cannot be made.
@@ -284,7 +291,10 @@ impl Set {
             own_from: owns.from,
             own_durable: end,
             peers: others.map(peer).collect(),
-            wish: Wish::new(owns.record.wanted),
+            wish: Wish {
+                window: owns.record.quiesced,
+                ..Wish::new(owns.record.wanted)
+            },
             origin: AtOrigin::new(owns.record.at_origin),
             change: None,
             record: owns.record,
@@ -396,7 +406,7 @@ impl Set {
             asked.retain(|member| *member == self.own);
         }
         let safe = self.durable_at(&asked)?;
-        if !self.may_drain() || safe <= self.cut {
+        if !self.may_drain() || safe <= self.cut || rests(self) {
             return None;
         }
         self.cut = safe;
@@ -487,6 +497,7 @@ impl Set {
                 }
             }
             Event::OwnLog(log) => self.origin.own_log = log,
+            Event::Window(open) => self.wish.window = open,
             Event::Proved(epoch) => self.proved = Some(epoch),
             Event::Prepared(made) => self.prepared(cx, made),
             Event::Remembered => {
@@ -495,7 +506,7 @@ impl Set {
             }
             Event::Decided(outcome) => self.decided(cx, outcome),
             Event::Seen(record) => self.seen(cx, record),
-            Event::Release => self.releasing = self.may_drain(),
+            Event::Release => self.releasing = self.may_drain() && !rests(self),
             Event::Give(to) => self.give(to),
             Event::Tick => self.tick(cx),
         }
@@ -793,6 +804,7 @@ impl Set {
             wanted: self.wish.copies,
             degraded: self.degraded(&members),
             at_origin: self.at_origin_with(&members),
+            quiesced: window::is_wanted(self),
             members,
             ..*record
         }
@@ -884,7 +896,7 @@ impl Set {
             let record = self.draft(cx, members);
             return self.propose(cx, record);
         }
-        if self.releasing && self.destaged == self.history.end() {
+        if self.releasing && self.destaged == self.history.end() && !rests(self) {
             let mut record = self.draft(cx, Vec::new());
             (record.owner, record.drainer, record.given) = (None, None, 0);
             (record.degraded, record.at_origin) = (None, false);
@@ -907,7 +919,8 @@ impl Set {
         let members = self.record.members.clone();
         let states = self.degraded(&members) != self.record.degraded;
         let origin = self.at_origin_with(&members) != self.record.at_origin;
-        if states || origin || self.wish.copies != self.record.wanted {
+        let window = window::is_wanted(self) != self.record.quiesced;
+        if states || origin || window || self.wish.copies != self.record.wanted {
             let record = self.draft(cx, members);
             return self.propose(cx, record);
         }

@@ -51,6 +51,7 @@ impl Owner {
             wanted,
             degraded,
             at_origin: false,
+            quiesced: false,
             members: vec![],
         };
         let empty = History::empty(Serial(0));

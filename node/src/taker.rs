@@ -357,6 +357,7 @@ impl Taker {
             given: number,
             degraded: (record.wanted > 0).then_some(Degraded::TakenOver),
             at_origin: false,
+            quiesced: record.quiesced && !has(Rule::WindowIsTaken),
             members,
             ..*record
         };

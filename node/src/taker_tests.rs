@@ -39,6 +39,7 @@ fn record(copies: &[u8]) -> Record {
         wanted: copies.len() as u8,
         degraded: None,
         at_origin: false,
+        quiesced: false,
         members: [1].iter().chain(copies).map(|it| member(*it)).collect(),
     }
 }

@@ -22,6 +22,8 @@
 //! owner that is silent for long is replaced without proof, because one of its copies is frozen
 //! first; the right to write the origin is not moved by that. Who was replaced says that it writes
 //! the origin no more only if it has seen the record that says so, and has nothing undecided.
+//! While a record with an open backup window is the newest, or one is under way, the unit is not
+//! let go of; who gets it by another way gets the window with it ([`window`]).
 //!
 //! A machine that acts for a host which is gone ([`Alone`]) follows the one record that its caller
 //! has judged, and those of its own, and no other.
@@ -72,6 +74,9 @@ pub enum Event {
     Drained(Drained),
     /// The unit, which this host owns and serves, is to have copies from now on.
     Lend,
+    /// The image of the unit, which this host owns and serves, rests from now on, or is about to be
+    /// written again: its record is to say so.
+    Window(bool),
     /// The machines of its copies have come to this record, which is not theirs any more.
     Ended { record: Record },
     /// The daemon ends: what no client uses here and owes nothing is let go of.
@@ -193,6 +198,8 @@ pub struct Unit {
     asked_by: Option<Uuid>,
     /// What the owner has answered last.
     answer: Option<Answer>,
+    /// The record that opens or closes a backup window.
+    window: Option<window::Marking>,
     /// It has no links, and acts for a host that is gone: other copies are left out.
     alone: Option<Alone>,
 }
@@ -240,6 +247,7 @@ impl Unit {
             silent: None,
             asked_by: None,
             answer: None,
+            window: None,
             alone: None,
         }
     }
@@ -287,7 +295,8 @@ impl Unit {
             self.state,
             State::Preparing(_) | State::Remembering(_) | State::Deciding(_) | State::Lent
         );
-        under_way || self.doubt.is_some() || self.is_mine()
+        let undecided = self.doubt.is_some() || self.window.is_some();
+        under_way || undecided || self.is_mine()
     }
 
     /// What the owner has said to the last request for the unit.
@@ -305,7 +314,9 @@ impl Unit {
             Event::Wanted(wanted) => self.want(cx, wanted),
             Event::Seen(seen) => self.seen(cx, seen),
             Event::Prepared(made) => self.prepared(cx, made),
+            Event::Remembered if self.window.is_some() => self.window_remembered(cx),
             Event::Remembered => self.remembered(cx),
+            Event::Decided(outcome) if self.window.is_some() => self.window_decided(cx, outcome),
             Event::Decided(outcome) => self.decided(cx, outcome),
             Event::Heard { from, body } => self.heard(cx, from, body),
             Event::Link { host, up } => self.link(cx, host, up),
@@ -313,6 +324,7 @@ impl Unit {
             Event::Silent { number } => self.silent(cx, number),
             Event::Drained(done) => self.drained(cx, done),
             Event::Lend => self.lend(),
+            Event::Window(open) => self.window(cx, open),
             Event::Ended { record } => self.ended(cx, record),
             Event::Leave => self.leave(cx),
             Event::Tick => self.tick(cx),
@@ -380,6 +392,10 @@ impl Unit {
     /// What may have been linked is decided first.
     fn look(&mut self, cx: &mut Cx<'_>) {
         assert!(self.rests(), "one thing at a time");
+        if self.window.is_some() {
+            // It is decided first, and what is seen then is looked at with the next tick.
+            return;
+        }
         if let Some(record) = self.doubt.clone() {
             self.state = State::Deciding(record.clone());
             let again = true;
@@ -468,7 +484,10 @@ impl Unit {
                     None => self.hand_over(cx, newest),
                 }
             }
-            Some(_) if self.names_me(&newest) => self.serve(cx, newest),
+            // Who has the order to write begins with a record that says so.
+            Some(_) if self.names_me(&newest) && !(self.alone.is_some() && newest.quiesced) => {
+                self.serve(cx, newest);
+            }
             // An earlier boot of this host: it is the only one that has the data.
             Some(owner) if owner.is_same_host(&self.me) => self.prepare(cx),
             Some(_) if self.proved == Some(newest.number) && copies => self.hand_over(cx, newest),
@@ -506,7 +525,7 @@ impl Unit {
     }
 
     fn lend(&mut self) {
-        if self.state == State::Owner {
+        if self.state == State::Owner && self.window.is_none() {
             self.state = State::Lent;
         }
     }
@@ -534,7 +553,7 @@ impl Unit {
         self.state = State::Owner;
         self.answer = None;
         cx.out.push(Action::Serve { record });
-        if !self.wanted && self.asked_by.is_some() {
+        if !self.wanted && self.asked_by.is_some() && !self.stays_for_window(cx) {
             self.state = State::Draining;
             cx.out.push(Action::Drain);
         }
@@ -562,6 +581,7 @@ impl Unit {
 
     fn next_record(&self, cx: &mut Cx<'_>, owner: Option<Holder>, epoch: Epoch) -> Record {
         let newest = self.newest.as_ref();
+        let owner_is = owner.is_some();
         Record {
             cluster: self.cluster,
             unit: self.unit,
@@ -575,6 +595,8 @@ impl Unit {
             wanted: newest.map_or(0, |newest| newest.wanted),
             degraded: None,
             at_origin: false,
+            // Who acts for a host that is gone has the order to write.
+            quiesced: owner_is && self.alone.is_none() && newest.is_some_and(|it| it.quiesced),
             members: Vec::new(),
         }
     }
@@ -700,6 +722,9 @@ impl Unit {
             return;
         }
         self.asked_by = Some(from);
+        if self.state == State::Owner && self.stays_for_window(cx) {
+            return;
+        }
         let body = Body::Draining { bytes: 0 };
         cx.out.push(Action::Send { host: from, body });
         if self.state == State::Owner {
@@ -770,7 +795,8 @@ impl Unit {
     /// makes none.
     pub fn has_let_go(&self, record: &Record) -> bool {
         let newest = self.newest.as_ref() == Some(record);
-        newest && !self.is_mine() && self.rests() && self.doubt.is_none()
+        let undecided = self.doubt.is_some() || self.window.is_some();
+        newest && !self.is_mine() && self.rests() && !undecided
     }
 
     fn drained(&mut self, cx: &mut Cx<'_>, done: Drained) {
@@ -797,13 +823,14 @@ impl Unit {
 
     fn leave(&mut self, cx: &mut Cx<'_>) {
         self.wanted = false;
-        if self.state == State::Owner {
+        if self.state == State::Owner && !self.stays_for_window(cx) {
             self.state = State::Draining;
             cx.out.push(Action::Drain);
         }
     }
 
     fn tick(&mut self, cx: &mut Cx<'_>) {
+        self.window_again(cx);
         let newest = self.newest.as_ref();
         let acts = self.wants() || self.is_mine() || self.acts_after(newest);
         if self.rests() && (acts || self.doubt.is_some()) {
@@ -811,6 +838,9 @@ impl Unit {
         }
     }
 }
+
+#[path = "unit/window.rs"]
+mod window;
 
 #[cfg(test)]
 #[path = "unit_tests.rs"]

@@ -29,6 +29,7 @@ fn record(number: u64, owner: u8, members: &[u8]) -> Record {
         wanted: 1,
         degraded: None,
         at_origin: false,
+        quiesced: false,
         members: members.iter().map(member).collect(),
     }
 }
@@ -314,4 +315,120 @@ fn the_ledger_of_a_lost_record_is_spare_only_where_that_record_made_it() {
     );
     host.tell(Event::Begin);
     assert_eq!(spare(&host.0, Outcome::Lost(other)), Some(newer));
+}
+
+/// Host 1 owns a unit without copies and serves it.
+fn serving() -> Host {
+    let mut record = record(3, 1, &[]);
+    (record.wanted, record.given) = (0, 0);
+    let mut host = Host::new(&record, true);
+    assert_eq!(*host.0.state(), State::Owner);
+    host.1.clear();
+    host
+}
+
+fn decide(host: &mut Host, open: bool) -> Record {
+    host.tell(Event::Window(open));
+    assert!(host.0.changes_window() && *host.0.state() == State::Owner);
+    host.tell(Event::Remembered);
+    let decided = host.1.iter().rev().find_map(|action| match action {
+        Action::Decide { record, .. } => Some(record.clone()),
+        _ => None,
+    });
+    let record = decided.expect("it is made");
+    assert!(record.quiesced == open && record.epoch.number == 4);
+    record
+}
+
+/// Fails when: a unit with a backup window is let go of, which would bring what is dirty to the
+/// image, or is not any more when the window is closed.
+#[test]
+fn a_unit_with_a_backup_window_stays_with_its_owner() {
+    let mut host = serving();
+    let record = decide(&mut host, true);
+    let asks = |host: &mut Host| {
+        host.1.clear();
+        host.tell(Event::Wanted(false));
+        host.hears(Body::Take { number: 3 });
+        let denied = |it: &Action| {
+            matches!(
+                it,
+                Action::Send {
+                    body: Body::Denied { .. },
+                    ..
+                }
+            )
+        };
+        (host.1.iter().any(denied), host.1.contains(&Action::Drain))
+    };
+    assert_eq!(asks(&mut host), (true, false), "while it is opened");
+    host.tell(Event::Decided(Outcome::Won(record)));
+    assert!(host.0.newest().is_some_and(|it| it.quiesced) && !host.0.changes_window());
+    assert_eq!(asks(&mut host), (true, false));
+    host.tell(Event::Leave);
+    assert!(!host.1.contains(&Action::Drain), "the daemon ends");
+    host.tell(Event::Window(true));
+    assert!(!host.0.changes_window(), "it is open");
+    let record = decide(&mut host, false);
+    assert_eq!(asks(&mut host), (true, false), "while it is closed");
+    host.tell(Event::Decided(Outcome::Won(record)));
+    assert_eq!(asks(&mut host), (false, true));
+}
+
+/// Fails when: a record of a window that cannot be read is taken for none, or is not read again; or
+/// one that was never there keeps the unit.
+#[test]
+fn a_window_that_is_in_doubt_is_asked_for_again() {
+    let mut host = serving();
+    let record = decide(&mut host, true);
+    host.tell(Event::Decided(Outcome::Damaged("unread".into())));
+    assert!(host.0.changes_window() && host.0.may_own());
+    host.1.clear();
+    host.tell(Event::Tick);
+    let again = Action::Decide {
+        record: record.clone(),
+        again: true,
+    };
+    assert_eq!(host.1, [again]);
+    let mut other = record.clone();
+    (other.nonce, other.owner, other.quiesced) = (id(77), Some(holder(OWNER)), false);
+    host.tell(Event::Decided(Outcome::Lost(other)));
+    assert!(host.1.contains(&Action::Stop), "another host was given it");
+    let mut host = serving();
+    decide(&mut host, true);
+    host.tell(Event::Decided(Outcome::Unwritten));
+    assert!(!host.0.changes_window() && *host.0.state() == State::Owner);
+    assert!(host.0.newest().is_some_and(|it| !it.quiesced));
+}
+
+/// Fails when: another host, or another boot of this one, goes on without the window.
+#[test]
+fn who_takes_a_unit_over_takes_its_window() {
+    let prepared = |host: &mut Host| match host.0.state() {
+        State::Preparing(record) => record.quiesced,
+        state => panic!("{state:?}"),
+    };
+    let mut open = record(3, OWNER, &[]);
+    (open.quiesced, open.wanted, open.given) = (true, 0, 0);
+    let mut host = Host::new(&open, true);
+    host.tell(Event::Proved { number: 3 });
+    host.sees(&open);
+    assert!(prepared(&mut host));
+    let mut booted = open.clone();
+    booted.owner = Some(Holder {
+        boot: id(99),
+        ..holder(1)
+    });
+    assert!(prepared(&mut Host::new(&booted, true)));
+    // Who acts for a host that is gone has the order to write the image.
+    let by = Alone {
+        judged: booted.nonce,
+        copy: None,
+    };
+    let unit = Unit::new(id(1), id(2), holder(1), None).alone(by);
+    let mut host = Host(unit, vec![]);
+    host.tell(Event::Wanted(true));
+    booted.owner = Some(holder(1));
+    host.sees(&booted);
+    assert!(!prepared(&mut host));
 }

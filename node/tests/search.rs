@@ -7,7 +7,8 @@
 //! is fenced.
 //!
 //! What is searched for: two hosts that serve one unit, an epoch that two have had, an acknowledged
-//! write that the server does not have, and a write of the origin by a host whose right has ended.
+//! write that the server does not have, a write of the origin by a host whose right has ended, and
+//! one while an administrator reads it in a backup window.
 
 use engine::types::Uuid;
 use node::message::Body;
@@ -53,6 +54,9 @@ struct Host {
     /// Under way to the origin when it died.
     late: bool,
     fenced: bool,
+    /// Its image rests, and an administrator waits for that.
+    rests: bool,
+    opening: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -71,6 +75,9 @@ struct World {
     boots: u8,
     clients: u8,
     fences: u8,
+    windows: u8,
+    /// An administrator was told that the image rests, and reads it.
+    window: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -81,6 +88,7 @@ struct Bounds {
     boots: u8,
     clients: u8,
     fences: u8,
+    windows: u8,
     records: usize,
 }
 
@@ -97,6 +105,10 @@ enum Broken {
 
     /// It is let go of before what is dirty is at the origin.
     LeaveDirty,
+    /// A backup window is told to be open before its record is decided.
+    WindowEarly,
+    /// Who serves under a record with a window brings dirty data to the image.
+    WindowIgnored,
 }
 
 impl World {
@@ -113,6 +125,8 @@ impl World {
             log: BTreeSet::new(),
             late: false,
             fenced: false,
+            rests: false,
+            opening: false,
         };
         World {
             hosts: vec![host; bounds.hosts.into()],
@@ -127,6 +141,8 @@ impl World {
             boots: 0,
             clients: 0,
             fences: 0,
+            windows: 0,
+            window: false,
         }
     }
 
@@ -182,7 +198,8 @@ impl World {
         let host = &mut self.hosts[usize::from(at)];
         host.unit = None;
         host.todo.clear();
-        host.late |= host.serves.is_some() && !host.log.is_empty();
+        host.late |= host.serves.is_some() && !host.log.is_empty() && !host.rests;
+        host.opening = false;
         host.serves = None;
         host.client = false;
         self.mail.retain(|(_, to, _)| *to != at);
@@ -373,15 +390,61 @@ impl World {
                 next.hosts[usize::from(at)].log.insert(write);
                 found.push((format!("{at} writes {write} under {record}"), Ok(next)));
             }
-            if !host.log.is_empty() {
+            if !host.log.is_empty() && !host.rests {
                 let mut next = self.clone();
                 let log = std::mem::take(&mut next.hosts[usize::from(at)].log);
                 next.origin.extend(log);
-                found.push((format!("{at} destages under {record}"), Ok(next)));
+                let next = match self.window {
+                    true => Err(READ.to_owned()),
+                    false => Ok(next),
+                };
+                found.push((format!("{at} destages under {record}"), next));
             }
+            self.windows(at, unit, bounds, broken, found);
         }
         for order in 0..host.todo.len() {
             self.done(at, order, bounds, broken, found);
+        }
+    }
+
+    /// An administrator opens a backup window, hears that it is open, and closes it.
+    fn windows(
+        &self,
+        at: u8,
+        unit: &Unit,
+        bounds: Bounds,
+        broken: Broken,
+        found: &mut Vec<(String, Result<World, String>)>,
+    ) {
+        let host = &self.hosts[usize::from(at)];
+        let decided = unit.newest().filter(|_| !unit.changes_window());
+        let says = |open| decided.is_some_and(|it| it.quiesced == open);
+        if self.windows < bounds.windows && !host.rests {
+            let mut next = self.clone();
+            next.windows += 1;
+            let host = &mut next.hosts[usize::from(at)];
+            let log = std::mem::take(&mut host.log);
+            (host.rests, host.opening) = (true, true);
+            next.origin.extend(log);
+            next.tell(at, Event::Window(true));
+            found.push((format!("{at} opens a window"), Ok(next)));
+        }
+        if host.opening && (says(true) || broken == Broken::WindowEarly) {
+            let mut next = self.clone();
+            next.hosts[usize::from(at)].opening = false;
+            next.window = true;
+            found.push((format!("{at} has opened it"), Ok(next)));
+        }
+        if self.window && says(true) {
+            let mut next = self.clone();
+            next.window = false;
+            next.tell(at, Event::Window(false));
+            found.push((format!("{at} closes the window"), Ok(next)));
+        }
+        if host.rests && says(false) && !host.opening {
+            let mut next = self.clone();
+            next.hosts[usize::from(at)].rests = false;
+            found.push((format!("{at} has closed it"), Ok(next)));
         }
     }
 
@@ -431,12 +494,16 @@ impl World {
                 self.decide(at, base, (record, again), bounds, found);
             }
             Action::Serve { record } => {
-                let next = base.clone().serve(at, &record);
+                let next = base.clone().serve(at, &record, broken);
                 found.push((format!("{at} serves under {}", record.number), next));
             }
             Action::Drain => {
                 let mut next = base.clone();
                 let busy = self.hosts[usize::from(at)].client;
+                if self.window && !busy {
+                    found.push((format!("{at} drains"), Err(READ.to_owned())));
+                    return;
+                }
                 let host = &mut next.hosts[usize::from(at)];
                 let waits = host
                     .todo
@@ -494,7 +561,7 @@ impl World {
         }
     }
 
-    fn serve(mut self, at: u8, record: &Record) -> Result<World, String> {
+    fn serve(mut self, at: u8, record: &Record, broken: Broken) -> Result<World, String> {
         for (other, host) in self.hosts.iter().enumerate() {
             if other != usize::from(at) && host.serves.is_some() {
                 return Err(format!("{at} and {other} serve at once"));
@@ -517,6 +584,7 @@ impl World {
         self.last = me;
         let host = &mut self.hosts[usize::from(at)];
         host.serves = Some(record.number);
+        host.rests = record.quiesced && broken != Broken::WindowIgnored;
         // Under one boot it has the lock that the late writes were made under.
         host.late = false;
         Ok(self)
@@ -600,7 +668,19 @@ const SMALL: Bounds = Bounds {
     boots: 1,
     clients: 2,
     fences: 0,
+    windows: 0,
     records: 3,
+};
+
+const READ: &str = "the image is written while it is read";
+
+const WINDOW: Bounds = Bounds {
+    clients: 2,
+    writes: 2,
+    fences: 1,
+    windows: 1,
+    records: 5,
+    ..SMALL
 };
 
 const LARGER: Bounds = Bounds {
@@ -618,6 +698,10 @@ fn no_order_of_steps_gives_a_unit_to_two_hosts_or_loses_a_write() {
     let (states, whole) = found.unwrap_or_else(|steps| panic!("{}", steps.join("\n")));
     println!("{states} states, whole: {whole}");
     assert!(states > 10_000, "only {states}");
+    let found = search(WINDOW, Broken::Nothing, most);
+    let (states, whole) = found.unwrap_or_else(|steps| panic!("{}", steps.join("\n")));
+    println!("with a backup window: {states} states, whole: {whole}");
+    assert!(states > 10_000, "only {states}");
 }
 
 #[test]
@@ -627,8 +711,14 @@ fn a_rule_that_is_left_out_is_noticed() {
         Broken::OneBoot,
         Broken::BelieveSilence,
         Broken::LeaveDirty,
+        Broken::WindowEarly,
+        Broken::WindowIgnored,
     ] {
-        let found = search(LARGER, broken, 1_500_000);
+        let bounds = match broken {
+            Broken::WindowEarly | Broken::WindowIgnored => WINDOW,
+            _ => LARGER,
+        };
+        let found = search(bounds, broken, 1_500_000);
         let (kind, steps) = (format!("{broken:?}"), found.err());
         let steps = steps.unwrap_or_else(|| panic!("{kind} is not noticed"));
         println!(

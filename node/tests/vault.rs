@@ -114,6 +114,7 @@ fn record(number: u64, host: u8, nonce: u8) -> Record {
         wanted: 0,
         degraded: None,
         at_origin: false,
+        quiesced: false,
         members: Vec::new(),
     }
 }

@@ -38,6 +38,7 @@ use crate::outbox::{Cx, Pending};
 use crate::snapshot::{CacheState, State};
 use crate::types::{Policy, RequestId, Time, VolumeId};
 use crate::volume::ledger::LedgerStep;
+use crate::volume::quiesce::{keeps_rest, want_end_of_rest};
 use crate::volume::{Bypass, Volume};
 
 /// How long a device may fail before guests stop waiting for it. Longer than the resets of a
@@ -168,6 +169,9 @@ impl Core {
         let waits = volume.is_unproved();
         if !here || waits || volume.is_read_only() || volume.policy == Policy::Ephemeral {
             return;
+        }
+        if keeps_rest(volume) {
+            return want_end_of_rest(volume);
         }
         self.abort_switch(cx, id);
         let volume = self.volume(id);

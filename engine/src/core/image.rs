@@ -163,6 +163,7 @@ impl Core {
             cx.out.reply(order, Err(Refusal::Gone));
         }
         self.hold_for_image(cx, id, Finding::Deposed);
+        self.forget_quiesce(cx, id);
         let volume = self.volume(id);
         assert!(volume.misfit() == Some(Finding::Deposed) || volume.lies_on_another());
         volume.begin_suspend(request);

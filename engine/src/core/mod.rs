@@ -28,6 +28,7 @@ mod jobs;
 mod join;
 mod journal;
 mod keep;
+mod kept_rest;
 mod ledger;
 mod maintain;
 mod merge_damage;
@@ -535,6 +536,10 @@ impl Core {
             Command::Prove { volume } => self.prove(cx, volume, request),
             Command::Quiesce { volume } => self.quiesce(cx, volume, request),
             Command::Resume { volume } => self.resume(cx, volume, request),
+            Command::KeepRest { volume, begins } => {
+                kept_rest::keep(self, cx, volume, request, begins);
+            }
+            Command::BreakRest { volume } => kept_rest::end(self, cx, volume, request),
             Command::Announce { volume } => self.announce_exchange(cx, volume, request),
             Command::Empty { volume } => self.empty_for_exchange(cx, volume, request),
             Command::EndExchange { volume } => self.end_exchange(cx, volume, request),
@@ -598,7 +603,12 @@ impl Core {
                 cx.out.reply(request, Ok(()));
             }
             Command::AnswerAtOrigin { volume, on } => {
-                self.answer_at_origin(cx, volume, request, on);
+                let by_order = false;
+                self.answer_at_origin(cx, volume, request, (on, by_order));
+            }
+            Command::FlushThrough { volume, on } => {
+                let by_order = true;
+                self.answer_at_origin(cx, volume, request, (on, by_order));
             }
             other => unreachable!("{other:?} is carried out before"),
         }
@@ -675,6 +685,8 @@ fn volume_of(command: &Command) -> Option<VolumeId> {
         | Command::Prove { volume }
         | Command::Quiesce { volume }
         | Command::Resume { volume }
+        | Command::KeepRest { volume, .. }
+        | Command::BreakRest { volume }
         | Command::Announce { volume }
         | Command::Empty { volume }
         | Command::EndExchange { volume }
@@ -687,6 +699,7 @@ fn volume_of(command: &Command) -> Option<VolumeId> {
         | Command::CountPeer { volume, .. }
         | Command::StopPeer { volume, .. }
         | Command::AnswerAtOrigin { volume, .. }
+        | Command::FlushThrough { volume, .. }
         | Command::Tune { volume, .. }
         | Command::Resize { volume, .. }
         | Command::Rebase { volume, .. }

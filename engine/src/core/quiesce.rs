@@ -22,8 +22,8 @@
 //! only the host that exchanges can end it, and a volume whose cache device fails waits with its
 //! way past the log. Where the log needs room, or its device fails, a rest ends by itself, because
 //! a guest that waits for a backup is worse than a backup that has to be made again; who resumes is
-//! told so. Deliberately absent: what the host does with the files meanwhile, and volumes that
-//! write past the log.
+//! told so. One that other hosts know of ends by order only (`core::kept_rest`). Deliberately
+//! absent: what the host does with the files meanwhile, and volumes that write past the log.
 
 use super::Core;
 use crate::adversary::{Bug, Mark, has, mark};
@@ -34,7 +34,7 @@ use crate::origin::Map;
 use crate::outbox::{Cx, Timer};
 use crate::types::{RequestId, Time, VolumeId};
 use crate::volume::ledger::LedgerStep;
-use crate::volume::quiesce::Step;
+use crate::volume::quiesce::{Step, keeps_rest, want_end_of_rest};
 use alloc::boxed::Box;
 
 /// Guests do not wait longer than this for requests to an image that has to be exchanged.
@@ -45,6 +45,9 @@ impl Core {
     pub(super) fn quiesce(&mut self, cx: &mut Cx<'_>, id: VolumeId, request: RequestId) {
         if self.service.is_stopping() {
             return cx.out.reply(request, Err(Refusal::Gone));
+        }
+        if keeps_rest(self.volume(id)) {
+            return cx.out.reply(request, Ok(()));
         }
         let failed = self.health.is_failed();
         let members = self.members(id);
@@ -102,6 +105,10 @@ impl Core {
             step.is_none_or(|step| step == Step::Rest)
         };
         if !members.iter().all(rests) || !members.iter().any(|it| ended(self, it)) {
+            return false;
+        }
+        if keeps_rest(self.volume(id)) {
+            want_end_of_rest(self.volume(id));
             return false;
         }
         mark(Mark::RestEnded);

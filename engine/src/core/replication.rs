@@ -300,6 +300,7 @@ impl Core {
             self.stop_peer(cx, id, peer, false);
         }
         self.volume(id).replication.answer_at_origin(false);
+        self.volume(id).replication.flush_through(false);
         self.replicas.ends(id);
     }
 
@@ -388,7 +389,7 @@ impl Core {
         cx: &mut Cx<'_>,
         id: VolumeId,
         request: RequestId,
-        on: bool,
+        (on, by_order): (bool, bool),
     ) {
         let volume = self.volume(id);
         let logs = volume.policy == Policy::WriteBack || volume.bypass().is_past_log();
@@ -396,7 +397,10 @@ impl Core {
             cx.out.reply(request, Err(Refusal::Gone));
             return;
         }
-        volume.replication.answer_at_origin(on);
+        match by_order {
+            true => volume.replication.flush_through(on),
+            false => volume.replication.answer_at_origin(on),
+        }
         if on {
             // What was answered before counts as well.
             self.want_destage(id);

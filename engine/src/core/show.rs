@@ -12,6 +12,7 @@ use crate::snapshot::{
     CopyRoom, CopySnapshot, FlowSnapshot, OverlaySnapshot, Snapshot, State, VolumeSnapshot,
 };
 use crate::types::{BLOCK_BYTES, Policy, Serial, Span, Time, VolumeId};
+use crate::volume::quiesce::rest_is_short;
 use crate::volume::{Bypass, Epoch, Volume};
 use alloc::vec::Vec;
 
@@ -64,9 +65,10 @@ impl Core {
             replica: volume.replica_snapshot(),
             credit: self.credit(id),
             peers: volume.replication.shown(),
-            at_origin: volume.replication.answers_at_origin(),
+            at_origin: volume.replication.is_at_origin(),
             rescues: volume.bypass().is_rescue(),
             past_log: volume.bypass().is_past_log(),
+            rest_is_short: rest_is_short(volume),
         })
     }
 
@@ -192,6 +194,7 @@ impl Core {
             effective_destage: volume.effective_destage(),
             journal_possible: volume.has_journal_place(),
             rests: volume.rests(),
+            flushes_through: volume.replication.flushes_through(),
             never_aged: volume.tuning().destage_after_ms.is_none(),
             share: volume.tuning().share,
             group: self.group_name(volume),

@@ -1,6 +1,6 @@
 //! A rest of an image, or what comes before.
 //!
-//! Always true: nothing is exchanged before it was announced.
+//! Always true: nothing is exchanged before it was announced; a rest that is kept ends by order.
 //! Deliberately absent: the steps (`core::quiesce`).
 
 use super::{Bypass, Volume};
@@ -29,6 +29,10 @@ pub struct Quiesce {
     step: Step,
     /// Who waits for the end of this step.
     order: Option<RequestId>,
+    /// A rest that other hosts know of: it never ends by itself.
+    kept: bool,
+    /// One that would have ended by itself.
+    short: bool,
 }
 
 impl Volume {
@@ -43,6 +47,8 @@ impl Volume {
             cut,
             step: Step::Drain,
             order,
+            kept: false,
+            short: false,
         });
     }
 
@@ -195,6 +201,47 @@ impl Volume {
     }
 }
 
+/// The image of a volume rests until an order ends that; `begins`: from now on, if it does not yet.
+/// False if it does not.
+pub(crate) fn keep_rest(volume: &mut Volume, begins: bool) -> bool {
+    if begins && volume.quiesce.is_none() {
+        volume.quiesce = Some(Quiesce {
+            upto: volume.destaged(),
+            cut: 0,
+            step: Step::Rest,
+            order: None,
+            kept: false,
+            short: false,
+        });
+        assert!(volume.is_drained(), "nothing is on its way to the image");
+    }
+    let rest = volume.quiesce.as_mut();
+    let rest = rest.filter(|it| it.step == Step::Rest);
+    rest.map(|it| it.kept = true).is_some()
+}
+
+/// It rests, and no need of this host ends that.
+pub(crate) fn keeps_rest(volume: &Volume) -> bool {
+    let kept = volume.quiesce.filter(|it| it.kept);
+    let rests = kept.is_none_or(|it| it.step == Step::Rest);
+    assert!(rests, "what is kept is not exchanged");
+    kept.is_some()
+}
+
+/// The log needs the room of a rest that is kept.
+pub(crate) fn want_end_of_rest(volume: &mut Volume) {
+    assert!(keeps_rest(volume), "others end by themselves");
+    if let Some(rest) = &mut volume.quiesce {
+        rest.short = true;
+    }
+}
+
+pub(crate) fn rest_is_short(volume: &Volume) -> bool {
+    let short = volume.quiesce.is_some_and(|it| it.short);
+    assert!(!short || keeps_rest(volume), "others end at once");
+    short
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::{ORDER, volume};
@@ -210,6 +257,25 @@ mod tests {
         assert!(volume.rests() && volume.refuse_quiesce().is_none());
         volume.break_rest();
         assert!(!volume.is_quiescing() && volume.counters.rests_ended == 1);
+    }
+
+    #[test]
+    fn a_rest_that_is_kept_says_that_it_is_short_and_goes_on() {
+        let mut volume = volume();
+        assert!(!keep_rest(&mut volume, false), "nothing rests");
+        assert!(keep_rest(&mut volume, true) && volume.rests() && volume.is_drained());
+        assert!(keeps_rest(&volume) && !rest_is_short(&volume));
+        want_end_of_rest(&mut volume);
+        assert!(volume.rests() && rest_is_short(&volume));
+        volume.break_rest();
+        assert!(!keeps_rest(&volume) && volume.counters.rests_ended == 1);
+        volume.begin_quiesce(0, None);
+        assert!(!keep_rest(&mut volume, true), "it drains first");
+        volume.begin_rest();
+        assert!(
+            !keeps_rest(&volume) && !rest_is_short(&volume),
+            "it ends by itself"
+        );
     }
 
     #[test]

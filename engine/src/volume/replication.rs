@@ -116,6 +116,8 @@ pub struct Replication {
     waiting: VecDeque<(Serial, RequestId)>,
     /// A reply promises what the origin has.
     at_origin: bool,
+    /// So it does by order of an administrator.
+    through: bool,
     /// Of the batch that left last; never given again.
     number: u64,
     logged: Logged,
@@ -467,7 +469,21 @@ impl Replication {
 
     /// Replies promise what the origin has.
     pub fn answers_at_origin(&self) -> bool {
+        self.at_origin || self.through
+    }
+
+    /// By order of the host, whatever an administrator has ordered.
+    pub fn is_at_origin(&self) -> bool {
         self.at_origin
+    }
+
+    /// An administrator has ordered it.
+    pub fn flushes_through(&self) -> bool {
+        self.through
+    }
+
+    pub fn flush_through(&mut self, on: bool) {
+        self.through = on;
     }
 
     pub fn answer_at_origin(&mut self, on: bool) {
@@ -513,7 +529,7 @@ impl Volume {
 
     /// Whether a reply may promise that what was written up to here, which the log has, is durable.
     pub fn may_promise(&self, upto: Serial) -> bool {
-        let origin = !self.replication.at_origin || has(Bug::AnswerBeforeOrigin);
+        let origin = !self.replication.answers_at_origin() || has(Bug::AnswerBeforeOrigin);
         upto <= self.destaged() || origin && self.is_replicated(upto)
     }
 

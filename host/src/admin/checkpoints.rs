@@ -27,6 +27,7 @@ impl Admin {
         let volume = find(&look, name)?;
         if volume.rests {
             let note = format!("volume {name}: is quiesced already");
+            self.machine.quiesce_again(name)?;
             return match checkpoint {
                 None => Ok(Outcome { notes: vec![note] }),
                 Some(checkpoint) => Err(Error::failed(format!(
@@ -37,6 +38,16 @@ impl Admin {
             };
         }
         self.machine.quiesce(name, checkpoint)?;
+        Ok(Outcome::default())
+    }
+
+    /// Returns when the image has all that was written before; until the resume it has what a flush
+    /// covers before the flush is answered.
+    pub fn quiesce_through(&self, name: &str) -> Result<Outcome> {
+        let look = self.look()?;
+        refuse_held(&look, name)?;
+        find(&look, name)?;
+        self.machine.quiesce_through(name)?;
         Ok(Outcome::default())
     }
 

@@ -69,6 +69,7 @@ impl Held {
             overlay_misfits: false,
             base_changed: false,
             rests: false,
+            flushes_through: false,
             id,
             name: self.name.clone(),
             uuid: ledger.map_or(Uuid::NIL, |ledger| ledger.volume),

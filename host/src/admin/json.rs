@@ -291,7 +291,8 @@ pub(super) fn damaged_ranges(volume: &VolumeSnapshot) -> String {
 /// What a flush is worth at present.
 fn effective_policy(view: &View, volume: &VolumeSnapshot) -> Policy {
     let copies = view.replication(volume);
-    match copies.is_some_and(|copies| copies.at_origin) {
+    let copies = copies.is_some_and(|copies| copies.at_origin);
+    match copies || volume.flushes_through {
         true => Policy::WriteThrough,
         false => volume.policy,
     }
@@ -304,6 +305,11 @@ fn effective_reason(view: &View, volume: &VolumeSnapshot) -> Option<String> {
     }
     if let Some(reason) = view.degraded_reason(volume) {
         return Some(reason);
+    }
+    if volume.flushes_through {
+        let words =
+            "a backup window is open, in which flushes are answered when its image has them";
+        return Some(words.into());
     }
     let wanted = wanted_policy(view, volume);
     if let Some(next) = volume.switching_to {
@@ -452,6 +458,7 @@ fn flags(view: &View, volume: &VolumeSnapshot) -> Vec<&'static str> {
         ("read-only", known.is_some_and(|known| known.read_only)),
         ("destaging", volume.destaging),
         ("quiesced", volume.rests),
+        ("through", volume.flushes_through),
         ("slowed", volume.flow.active),
         (
             "in-place",

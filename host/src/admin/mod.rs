@@ -86,6 +86,13 @@ pub trait Machine: Send + Sync + 'static {
     fn commit(&self, name: &str) -> Result<()>;
     /// Returns when the image of a volume rests, and that of each member of its group.
     fn quiesce(&self, name: &str, checkpoint: Option<&str>) -> Result<()>;
+    /// Returns when its image, and that of each member of its group, has all that was written; from
+    /// then on it has what a flush covers before the flush is answered.
+    fn quiesce_through(&self, name: &str) -> Result<()>;
+    /// Of a volume whose image rests: other hosts are to know it too, if some have to.
+    fn quiesce_again(&self, _name: &str) -> Result<()> {
+        Ok(())
+    }
     fn resume(&self, name: &str, force: bool) -> Result<()>;
     /// From the oldest to the newest.
     fn checkpoints(&self, name: &str) -> Result<Vec<CheckpointShown>>;

@@ -562,6 +562,8 @@ struct Waiting {
     fenced: bool,
     checkpoint: Option<String>,
     #[serde(default)]
+    through: bool,
+    #[serde(default)]
     force: bool,
 }
 
@@ -584,6 +586,11 @@ async fn volume_verb(
             return reply(Err::<Value, _>(error));
         }
         "commit" => |admin, name, _| admin.commit(name),
+        "quiesce" if waiting.through && waiting.checkpoint.is_some() => {
+            let error = Error::usage("through and checkpoint: one of them; a checkpoint is a cut");
+            return reply(Err::<Value, _>(error.about(name)));
+        }
+        "quiesce" if waiting.through => |admin, name, _| admin.quiesce_through(name),
         "quiesce" => Admin::quiesce,
         "resume" => |admin, name, force| admin.resume(name, force.is_some()),
         _ => return no_such_path(),

@@ -213,6 +213,11 @@ impl Machine for Fake {
         Ok(())
     }
 
+    fn quiesce_through(&self, name: &str) -> Result<()> {
+        self.state().orders.push(format!("quiesce {name} through"));
+        Ok(())
+    }
+
     fn resume(&self, name: &str, force: bool) -> Result<()> {
         self.state().orders.push(format!("resume {name} {force}"));
         Ok(())
@@ -278,6 +283,7 @@ fn snapshot(id: VolumeId, settings: &VolumeSettings) -> VolumeSnapshot {
         overlay_misfits: false,
         base_changed: false,
         rests: false,
+        flushes_through: false,
         id,
         name: settings.name.clone(),
         uuid: Uuid([7; 16]),

@@ -27,6 +27,10 @@ pub struct Quiesce {
     /// Name of a checkpoint at this cut: from it on is known what changes
     #[arg(long)]
     checkpoint: Option<String>,
+    /// Let the image have what each flush covers until `resume`, in place of leaving it alone: for
+    /// windows of hours, in which the storage takes its snapshots
+    #[arg(long, conflicts_with_all = ["checkpoint", "agent"])]
+    through: bool,
     /// Socket of the guest's agent: the guest's file systems are written out and held meanwhile
     #[arg(long, value_name = "SOCKET")]
     agent: Option<PathBuf>,
@@ -76,6 +80,7 @@ fn checked<'a>(volume: &str, checkpoint: &'a str) -> Result<&'a str> {
 pub fn quiesce(context: &Context, command: &Quiesce) -> Result<()> {
     let name = &command.name;
     let query = match &command.checkpoint {
+        None if command.through => "?through=true".to_owned(),
         Some(checkpoint) => format!("?checkpoint={}", checked(name, checkpoint)?),
         None => String::new(),
     };
@@ -88,7 +93,13 @@ pub fn quiesce(context: &Context, command: &Quiesce) -> Result<()> {
         }
         None => client.post(&path, None, PATIENT)?,
     };
-    let done_is = "its image has all that was written, and rests until `tenuto volume resume`";
+    let done_is = match command.through {
+        true => {
+            "its image has all that was written, and what each flush covers until `tenuto volume \
+             resume`"
+        }
+        false => "its image has all that was written, and rests until `tenuto volume resume`",
+    };
     done(context, &reply, &format!("volume {name}: {done_is}"))
 }
 

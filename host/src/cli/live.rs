@@ -258,6 +258,16 @@ impl Machine for Live {
         quiesced.map_err(|error| volume_error(name, error))
     }
 
+    fn quiesce_through(&self, name: &str) -> Result<()> {
+        let quiesced = self.0.volume_quiesce_through(name);
+        quiesced.map_err(|error| volume_error(name, error))
+    }
+
+    fn quiesce_again(&self, name: &str) -> Result<()> {
+        let quiesced = self.0.volume_quiesce_again(name);
+        quiesced.map_err(|error| volume_error(name, error))
+    }
+
     fn resume(&self, name: &str, force: bool) -> Result<()> {
         let resumed = self.0.volume_resume(name, force);
         resumed.map_err(|error| volume_error(name, error))

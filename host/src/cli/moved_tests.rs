@@ -43,6 +43,7 @@ fn record() -> Record {
         wanted: 1,
         degraded: None,
         at_origin: false,
+        quiesced: false,
         members: vec![member(1), member(2)],
     }
 }

@@ -263,7 +263,12 @@ impl Cluster {
             .about(name.to_owned()));
         }
         let record = pointer::newest(&found.pointer, &self.vault, &found.ledger);
-        record.map_err(|fault| Error::failed(fault.message).about(name.to_owned()))
+        let record = record.map_err(|fault| Error::failed(fault.message).about(name.to_owned()))?;
+        if record.as_ref().is_some_and(|record| record.quiesced) {
+            let words = "a backup window of it is open, and is broken when its data goes home";
+            tracing::warn!(volume = %name, "volume {name}: {words}");
+        }
+        Ok(record)
     }
 
     /// Who may still act by this record, but for the host whose cache it is and which cannot.

@@ -268,11 +268,16 @@ impl Backups {
         windows.get(name).map_or(0, |it| it.window.readers(name))
     }
 
-    /// The volume is removed, and with it its checkpoints.
-    pub fn forget(&self, name: &str) {
+    /// A window that is none of this host's any more.
+    pub fn forget_window(&self, name: &str) {
         if let Some(opened) = self.windows().remove(name) {
             opened.window.cut();
         }
+    }
+
+    /// The volume is removed, and with it its checkpoints.
+    pub fn forget(&self, name: &str) {
+        self.forget_window(name);
         let removed = match self.chains().remove(name) {
             Some(mut known) => known.chain.remove_all(),
             None => {
@@ -382,12 +387,15 @@ impl Daemon {
     /// group; nothing writes them until [`Daemon::volume_resume`], and clients can read them
     /// meanwhile. With a name, a checkpoint at this cut is there after that.
     pub fn volume_quiesce(&self, name: &str, checkpoint: Option<&str>) -> Result<(), VolumeError> {
+        self.refuse_elsewhere(name)?;
         let entry = self.known(name)?;
         check_policy(&entry, "quiesced")?;
+        self.refuse_through(&entry)?;
         let members = self.resting_with(&entry);
         self.settle_windows(&members)?;
         let opened = self.backups.reserve(&members, checkpoint)?;
         let done = self.open_window(&entry, &members, &opened);
+        let done = done.and_then(|()| self.tell_window(&entry));
         match &done {
             Ok(()) => *opened.phase() = Phase::Open,
             Err(_) => {
@@ -401,7 +409,7 @@ impl Daemon {
     }
 
     /// The volumes whose images rest when that of this one does.
-    fn resting_with(&self, entry: &Entry) -> Vec<Entry> {
+    pub(super) fn resting_with(&self, entry: &Entry) -> Vec<Entry> {
         let group = &entry.settings.group;
         if group.is_empty() {
             return vec![entry.clone()];
@@ -413,6 +421,27 @@ impl Daemon {
             settings.group == *group && written
         };
         table.entries.values().filter(of_group).cloned().collect()
+    }
+
+    /// Shows the backup of a volume whose image rested before it came to this host, or to this run.
+    pub(super) fn reopen_window(&self, name: &str) -> Result<(), VolumeError> {
+        let members = [self.known(name)?];
+        let opened = self.backups.reserve(&members, None)?;
+        let (id, window) = (members[0].id, opened.window.clone());
+        let shown = self.handle.open_window(id, vec![id], window);
+        let shown = shown.map_err(|error| VolumeError::Command {
+            name: name.to_owned(),
+            error,
+        });
+        let shown = shown.and_then(|()| self.show_members(&members, &opened));
+        match shown {
+            Ok(true) => *opened.phase() = Phase::Open,
+            _ => {
+                opened.window.cut();
+                self.backups.release(&opened);
+            }
+        }
+        shown.map(drop)
     }
 
     /// Windows that ended by themselves, and were not resumed since, leave no checkpoint.
@@ -539,11 +568,20 @@ impl Daemon {
     /// Fails where the image did not rest all the time. Gives up a rest that has not begun yet.
     /// Clients that read are refused for, or with `force` cut off.
     pub fn volume_resume(&self, name: &str, force: bool) -> Result<(), VolumeError> {
+        self.refuse_elsewhere(name)?;
         self.known(name)?;
+        if self.resume_through(name)? {
+            return Ok(());
+        }
         let Some((opened, rested)) = self.backups.take_to_end(name, force)? else {
-            return self.end_quiesce(name);
+            return self.end_window(name);
         };
-        let resumed = self.end_quiesce(name);
+        let resumed = self.end_window(name);
+        if self.is_kept(name)? {
+            // The vault does not answer: it is tried again.
+            *opened.phase() = Phase::Open;
+            return resumed;
+        }
         let whole = resumed.is_ok() && rested;
         let ended = self.end_checkpoints(&opened, whole);
         self.backups.release(&opened);

@@ -171,6 +171,9 @@ impl Daemon {
             self.handle.export_hold(name)?;
         }
         self.greet_those_who_waited(name);
+        if joined.is_ok() {
+            self.show_window(name, needs);
+        }
         joined
     }
 
@@ -186,7 +189,9 @@ impl Daemon {
         self.prove(&settings)?;
         let mut entry = entry;
         entry.settings = settings;
+        let needs = entry.settings.needs.clone();
         self.table().entries.insert(claim.name.clone(), entry);
+        self.show_window(&claim.name, &needs);
         Ok(())
     }
 
@@ -217,7 +222,7 @@ impl Daemon {
             }
             let claim = self.claim_in_turn(name)?;
             let entry = self.known(name)?;
-            if self.is_in_use(&entry)? {
+            if self.is_in_use(&entry)? || self.is_resting(&entry)? {
                 self.show_to_waiting(&entry)?;
                 return Ok(Drained::Busy);
             }
@@ -239,6 +244,7 @@ impl Daemon {
                 }
             }
             kept::forget(&self.state_dir, name);
+            self.forget_windows(name);
             self.watches.end(name, &self.handle, &self.state_dir);
             self.table().entries.remove(&claim.name);
             self.go_away(&entry.settings, &self.counted(name))?;
@@ -246,17 +252,20 @@ impl Daemon {
         }
     }
 
-    /// Lets clients that come from now on wait, and tells whether some are there, or a backup reads
-    /// the image.
+    /// In a backup window what is dirty cannot be brought to the image.
+    fn is_resting(&self, entry: &Entry) -> Result<bool, VolumeError> {
+        let volumes = self.handle.snapshot()?.engine.volumes;
+        Ok(volumes.iter().any(|it| it.id == entry.id && it.rests))
+    }
+
+    /// Lets clients that come from now on wait, and tells whether some are there.
     fn is_in_use(&self, entry: &Entry) -> Result<bool, VolumeError> {
         let name = &entry.settings.name;
         let waiting = self.counted(name);
         self.front_ends.set_away(name, waiting.clone());
         self.handle.export_away(name, waiting)?;
-        let volumes = self.handle.snapshot()?.engine.volumes;
-        let rests = volumes.iter().any(|it| it.id == entry.id && it.rests);
         let awake = self.front_ends.rest(name).is_err();
-        Ok(rests || awake || self.clients_awake(entry)? > 0)
+        Ok(awake || self.clients_awake(entry)? > 0)
     }
 
     /// Clients but for front ends whose guests went to sleep, to go on elsewhere.
@@ -366,6 +375,7 @@ impl Daemon {
         self.front_ends.disconnect(name);
         // A guest that comes back may believe something else by then.
         kept::forget(&self.state_dir, name);
+        self.forget_windows(name);
         let volume = entry.id;
         self.command(name, Command::Depose { volume })?;
         self.handle.disconnect(volume)?;

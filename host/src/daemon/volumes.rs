@@ -12,7 +12,7 @@ use crate::fault::{Fault, FileId, Kind};
 use crate::lock::Patience;
 use crate::origin::mapped::ImageShown;
 use crate::shard::control::{
-    Attach, AttachError, CommandError, CommandReply, Export, ListenerScope,
+    Attach, AttachError, CommandError, CommandReply, Export, ListenerScope, Needs,
 };
 use crate::shard::guest::kept;
 use crate::waiting::Waiting;
@@ -298,6 +298,7 @@ impl Daemon {
         self.hide(name)?;
         self.watches.end(name, &self.handle, &self.state_dir);
         self.handle.track(entry.id, Vec::new())?;
+        self.forget_windows(name);
         self.backups.forget(name);
         entry.orphan = true;
         self.table().entries.insert(name.clone(), entry);
@@ -459,7 +460,10 @@ impl Daemon {
             settled,
             exports: by_nbd.then(|| (name.clone(), export)).into_iter().collect(),
             limit: settings.limit,
-            needs: settings.needs.clone(),
+            needs: Needs {
+                through: shown && self.flushes_through(settings),
+                ..settings.needs.clone()
+            },
             lives,
             pooled: shown.then(|| self.pools.pooled(name)).flatten(),
         };
@@ -746,6 +750,7 @@ impl Daemon {
             discard_dirty,
         };
         self.command(name, command)?;
+        self.forget_windows(name);
         self.backups.forget(name);
         self.front_ends.withdraw(name);
         kept::forget(&self.state_dir, name);

@@ -277,8 +277,14 @@ impl<E: Decide> Shard<E> {
         };
         let on = needs.at_origin;
         let at_origin = on.then_some(Command::AnswerAtOrigin { volume, on });
+        let through = needs.through;
+        let through = through.then_some(Command::FlushThrough { volume, on: true });
+        let begins = needs.rests;
+        let rests = begins.then_some(Command::KeepRest { volume, begins });
         let peers = needs.peers.into_iter().map(counts);
-        for command in peers.chain(at_origin) {
+        // First, because nothing may begin before.
+        let orders = rests.into_iter().chain(peers);
+        for command in orders.chain(at_origin).chain(through) {
             let request = self.commands.enter(Waiter::Nobody);
             self.feed(Event::Admin { request, command });
         }

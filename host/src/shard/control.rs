@@ -127,6 +127,12 @@ pub struct Needs {
     pub peers: Vec<PeerId>,
     /// Its origin has what it covers.
     pub at_origin: bool,
+    /// The same by an administrator's order.
+    pub through: bool,
+    /// Not of a flush: its image rests from the first moment on, and other hosts know that.
+    pub rests: bool,
+    /// Nor this: the record that gave a clustered volume to this host, if that is told.
+    pub given: u64,
 }
 
 /// A volume that joins: its files, its ledger and how it is shown.

@@ -238,7 +238,9 @@ impl Decide for PassThrough {
                 self.reply(request, Ok(()));
             }
             // It has nothing left of any volume.
-            Event::ReadLeft { request, .. } => self.reply(request, Err(Refusal::Gone)),
+            Event::ReadLeft { request, .. } | Event::ReadCopy { request, .. } => {
+                self.reply(request, Err(Refusal::Gone))
+            }
             Event::Replicate {
                 volume,
                 request,
@@ -399,7 +401,7 @@ pub(super) fn house_with(name: &str, san: Option<Params>, counts: Vec<PeerId>) -
         limit: Default::default(),
         needs: Needs {
             peers: counts,
-            at_origin: false,
+            ..Needs::default()
         },
         lives: Vec::new(),
         pooled: None,

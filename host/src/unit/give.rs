@@ -13,6 +13,7 @@
 
 use super::owning::Giving;
 use super::standby::Guests;
+use super::window::Windows;
 use super::{Event, Job, Manager, State};
 use engine::types::Uuid;
 use node::message::Body;
@@ -49,6 +50,9 @@ impl Manager {
         }
         if entry.mover.is_some() || entry.leaving {
             return refused("is being let go of already".into());
+        }
+        if entry.owning.is_none() && entry.has_window() {
+            return refused(Windows(self).words());
         }
         let neighbours = self.post.neighbours().into_iter();
         let Some(to) = neighbours.into_iter().find(|it| it.name == host) else {

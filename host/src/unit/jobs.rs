@@ -4,6 +4,7 @@
 //! touches it. Deliberately absent: what is ordered.
 
 use super::kept::{set_aside, stand_in};
+use super::window::{Windows, needs_of};
 use super::{Action, Entry, Event, Input, Job, Manager, Shown, State, locked};
 use crate::config::units::human_bytes;
 use crate::marks::{self, Phase};
@@ -132,7 +133,8 @@ impl Manager {
                 }
             }),
             Action::Serve { record } => {
-                self.queue(name, Job::Serve(Box::new(record), Needs::default()));
+                let needs = needs_of(&record);
+                self.queue(name, Job::Serve(Box::new(record), needs));
             }
             Action::Release { record } => self.release_to(name, record),
             Action::Lend { record } => self.begin_taking(name, record),
@@ -257,11 +259,13 @@ impl Manager {
 
     /// A volume that is to be forgotten is, once nothing of it is under way.
     pub(super) fn end_if_removed(&mut self, name: &str) {
+        let words = Windows(self).words();
         let Some(entry) = self.entries.get_mut(name) else {
             return;
         };
         let state = entry.unit.as_ref().map(|(_, unit)| unit.state().clone());
         let ended = match state {
+            Some(State::Owner) if entry.has_window() => Some(Err(words)),
             Some(State::Owner) if !entry.busy => Some(Err("clients are connected".to_owned())),
             Some(State::Away) if !entry.busy => Some(Ok(())),
             Some(State::Held(why)) if !entry.busy => Some(Err(why)),
@@ -314,6 +318,7 @@ impl Manager {
             }
         }
         self.end_takeover(name);
+        Windows(self).look(name);
     }
 
     /// An administrator who takes a volume over need not wait for what does not go on.
@@ -409,6 +414,7 @@ impl Manager {
             unit: Some(*id),
             term: newest.map_or(0, |newest| newest.number),
             epoch: newest.map_or(0, |newest| newest.epoch.number),
+            given: newest.map_or(0, |newest| newest.given),
             owner,
             here: self.is_here(name),
             drainer,

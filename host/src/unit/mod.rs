@@ -24,6 +24,7 @@ mod room;
 mod shown;
 mod standby;
 mod streams;
+mod window;
 
 use crate::cluster::data::Outlet;
 use crate::shard::control::Needs;
@@ -44,6 +45,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use window::Windows;
 
 /// How often clients that wait are looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -120,6 +122,8 @@ pub struct Shown {
     pub unit: Option<Uuid>,
     pub term: u64,
     pub epoch: u64,
+    /// Number of the record that gave it to its owner, if that is told.
+    pub given: u64,
     pub owner: Option<String>,
     /// The owner is this host, and serves.
     pub here: bool,
@@ -176,6 +180,8 @@ enum Input {
     Heard(Uuid, Vec<u8>),
     Link(Uuid, bool),
     TakeOver(String, SyncSender<Result<(), String>>),
+    /// An administrator opens or closes its backup window.
+    Window(String, bool, SyncSender<window::Ended>),
     /// Lets go of a volume for good, and forgets it.
     Remove(String, SyncSender<Result<(), String>>),
     /// An administrator waits no more.
@@ -237,6 +243,8 @@ struct Entry {
     standby: Option<standby::Standby>,
     /// Its image is of a format that has no copies.
     unfit: bool,
+    /// Its backup window, and who waits for that.
+    window: window::Window,
     /// It has copies, which decide about it.
     owning: Option<owning::Owning>,
 }
@@ -352,6 +360,12 @@ impl Units {
         result.recv().unwrap_or_else(|_| stops())
     }
 
+    /// The record of a volume that is served here says from now on that its image rests, or that it
+    /// does no more. Whether it said so before.
+    pub fn set_window(&self, name: &str, open: bool) -> Result<bool, String> {
+        self.ask(name, |answer| Input::Window(name.to_owned(), open, answer))
+    }
+
     /// A volume that was held is served now, with the right to write its image or without.
     pub fn served(&self, name: &str, proved: bool) {
         self.put(Input::Served(name.to_owned(), proved, Ok(())));
@@ -363,11 +377,11 @@ impl Units {
     }
 
     /// Others wait for what an administrator waits for, so that ends.
-    fn ask(
+    fn ask<T>(
         &self,
         name: &str,
-        input: impl FnOnce(SyncSender<Result<(), String>>) -> Input,
-    ) -> Result<(), String> {
+        input: impl FnOnce(SyncSender<Result<T, String>>) -> Input,
+    ) -> Result<T, String> {
         let (answer, result) = sync_channel(1);
         self.put(input(answer));
         match result.recv_timeout(ASK_PATIENCE) {
@@ -454,6 +468,7 @@ impl Manager {
                 self.look_for_clients();
                 self.look_for_silence();
                 self.look_at_streams();
+                Windows(&mut self).look_at_all();
             }
             if ticked.elapsed() >= TICK_EVERY {
                 ticked = Instant::now();
@@ -493,6 +508,7 @@ impl Manager {
             Input::Heard(host, body) => self.heard(host, &body),
             Input::Link(host, up) => self.link(host, up),
             Input::TakeOver(name, answer) => self.take_over(&name, answer),
+            Input::Window(name, open, answer) => Windows(self).order(&name, open, answer),
             Input::Remove(name, answer) => self.remove(&name, answer),
             Input::GiveUp(name) => self.give_up(&name),
             Input::Leave(_) => unreachable!("taken by the caller"),
@@ -530,6 +546,7 @@ impl Manager {
             retiring: None,
             standby: None,
             unfit: false,
+            window: window::Window::default(),
             owning: None,
         };
         self.entries.insert(name.clone(), entry);
@@ -757,6 +774,7 @@ impl Manager {
                 self.retire_old(&name);
             }
             Guests(self).look(&name);
+            Windows(self).wish_again(&name);
             self.tick_copies(&name);
             self.end_if_removed(&name);
         }
@@ -793,6 +811,7 @@ impl Manager {
             return;
         };
         (entry.taker, entry.remover, entry.leaving) = (None, None, false);
+        Windows(self).forget_order(name);
         // What was said of the owner is not said any more.
         self.event(name, Event::Proved { number: 0 });
     }

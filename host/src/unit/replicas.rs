@@ -18,6 +18,7 @@ use super::jobs::take_remover;
 use super::kept::{Place, take_over};
 use super::owning::{Owning, Step, What, now};
 use super::standby::Guests;
+use super::window::Windows;
 use super::{Entry, Event as UnitEvent, Input, Job, Manager, Random};
 use crate::shard::control::Needs;
 use engine::event::Credit;
@@ -63,7 +64,8 @@ impl Manager {
             return;
         };
         let Some((_, unit)) = &entry.unit else { return };
-        let served = *unit.state() == super::State::Owner && entry.is_served();
+        let owner = *unit.state() == super::State::Owner && !unit.changes_window();
+        let served = owner && entry.is_served();
         let wanted = entry.settings.copies.replicas > 0 || entry.standby.is_some();
         let begins = served && wanted && entry.owning.is_none();
         if !begins || entry.busy || entry.leaving {
@@ -577,7 +579,7 @@ impl Manager {
         owning.told_origin = owning.set().is_some_and(Set::answers_at_origin);
         let counts = owning.set().map(Set::must_have).unwrap_or_default();
         let at_origin = owning.told_origin;
-        let own = owning.own;
+        let (own, given) = (owning.own, owning.record().given);
         let others = counts.into_iter().filter(|member| member.copy != own);
         let others: Vec<Member> = others.collect();
         let mut peers = Vec::new();
@@ -586,7 +588,13 @@ impl Manager {
             peers.push(peer);
             self.stream_of(name, member, peer).counted = true;
         }
-        let needs = Needs { peers, at_origin };
+        let needs = Needs {
+            peers,
+            at_origin,
+            rests: self.entries[name].has_window(),
+            given,
+            ..Needs::default()
+        };
         let job = match record {
             Some(record) => Job::Serve(Box::new(record), needs),
             None => Job::ServeUnproved(needs),
@@ -710,6 +718,13 @@ impl Manager {
             return;
         };
         let asked = owning.asked_by.is_some() || leaving;
+        if asked && owning.set().is_some_and(set::rests) {
+            // What is under way may end with a copy there, to which it goes as it is.
+            if !busy && owning.rests() {
+                Windows(self).stay(name);
+            }
+            return;
+        }
         let rests = owning.rests() && owning.set().is_some() && owning.drains && !busy;
         if asked && rests {
             owning.letting_go = true;

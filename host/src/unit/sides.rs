@@ -297,6 +297,7 @@ impl Sides {
             wanted: 0,
             degraded: None,
             at_origin: false,
+            quiesced: false,
             members: Vec::new(),
         };
         let records = self.records(member, unit)?;

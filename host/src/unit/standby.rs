@@ -16,7 +16,6 @@ use super::{Entry, Manager, State};
 use engine::types::Uuid;
 use node::message::{Body, Disk};
 use node::set;
-use node::unit::Drained;
 use std::time::{Duration, Instant};
 
 /// A host that has not said so for so long has no front end any more.
@@ -64,7 +63,7 @@ impl Guests<'_> {
         let Some(disk) = self.0.volumes.used(name).filter(|_| served) else {
             return false;
         };
-        let why = self.0.why_stays(Drained::Busy);
+        let why = format!("a client on {} uses it", self.0.member.me.name);
         self.0.say(from, unit, Body::Denied { why });
         self.0.say(from, unit, Body::Standby { disk });
         true

@@ -263,6 +263,7 @@ fn record(number: u64, nonce: u8) -> Record {
         wanted: 0,
         degraded: None,
         at_origin: false,
+        quiesced: false,
         members: Vec::new(),
     }
 }

@@ -12,8 +12,8 @@
 //! made meanwhile as ever. Deliberately absent: how the log obeys; what another host does with such
 //! a record, which is [`crate::unit`].
 
-use super::Set;
 use super::own_log::{self, OwnLog};
+use super::{Set, rests};
 use crate::broken::{Rule, has};
 use crate::record::Member;
 use engine::types::Serial;
@@ -71,10 +71,21 @@ impl AtOrigin {
     }
 }
 
-/// Before there is the right to write the origin, only copies can have a flush.
-fn wants(set: &Set, members: &[Member]) -> bool {
+/// It would be so, but for a backup window.
+fn lacks(set: &Set, members: &[Member]) -> bool {
     let wanted = set.origin.wanted || own_log::is_past(set);
     wanted && set.may_drain() && set.degraded(members).is_some()
+}
+
+/// A backup window is in the way of that: what was promised for the time without a copy comes
+/// before it.
+pub fn breaks_window(set: &Set) -> bool {
+    rests(set) && lacks(set, &set.record.members)
+}
+
+/// Before there is the right to write the origin, and while it rests, only copies can have a flush.
+fn wants(set: &Set, members: &[Member]) -> bool {
+    lacks(set, members) && !rests(set)
 }
 
 impl Set {

@@ -13,6 +13,8 @@ pub(super) struct Wish {
     /// On other hosts.
     pub copies: u8,
     pub standby: Option<Uuid>,
+    /// A backup window; see [`super::window`].
+    pub window: bool,
 }
 
 impl Wish {
@@ -20,6 +22,7 @@ impl Wish {
         Wish {
             copies,
             standby: None,
+            window: false,
         }
     }
 

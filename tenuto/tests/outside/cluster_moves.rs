@@ -286,3 +286,38 @@ fn a_guest_without_a_cache_moves_between_daemons_that_are_killed() {
     cluster.hosts[1].rig.gone_clients("disk");
     cluster.stop();
 }
+
+/// Fails when: a guest that moves while a backup reads its image waits for that, or the host that
+/// it moves to writes the image.
+#[test]
+fn a_backup_window_goes_with_a_guest_that_moves() {
+    for replicas in ["replicas = 0", "replicas = 1"] {
+        let lines = format!("destage-after = \"1s\"\n{replicas}");
+        let cluster = Cluster::for_guests(2, &lines);
+        let mut guest = guest(&cluster, 0);
+        guest.write(BYTES / 2, &[1; BLOCK]);
+        cluster.hosts[0].rig.done(&["volume", "quiesce", "disk"]);
+        guest.write(0, &[2; BLOCK]);
+        let (moved, left) = moves(&cluster, guest, 0, 1);
+        guest = moved;
+        assert_eq!(guest.read(0, BLOCK), [2; BLOCK]);
+        assert_eq!(guest.read(BYTES / 2, BLOCK), [1; BLOCK]);
+        guest.write(BLOCK as u64, &[3; BLOCK]);
+        guest.flush();
+        wait_until("it rests for long", PATIENCE, || {
+            assert!(image_is_untouched(&cluster), "{lines}");
+            let shown = cluster.hosts[1].show();
+            let old = shown["oldest_dirty_seconds"].as_f64() >= Some(4.0);
+            old && shown["ownership"] == "owner" && shown["flags"].to_string().contains("quiesced")
+        });
+        drop(left);
+        let rig = &cluster.hosts[1].rig;
+        rig.done(&["volume", "resume", "disk"]);
+        rig.done(&["volume", "destage", "disk", "--wait"]);
+        let image = std::fs::read(cluster.shared.path("disk.img")).expect("an image");
+        let at = [0, BLOCK, BYTES as usize / 2].map(|at| image[at]);
+        assert_eq!(at, [2, 3, 1], "{lines}");
+        guest.leave();
+        cluster.stop();
+    }
+}

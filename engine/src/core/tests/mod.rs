@@ -16,6 +16,7 @@ mod handed;
 mod images;
 mod jobs;
 mod join;
+mod kept_rest;
 mod lines;
 mod lives;
 mod origin;

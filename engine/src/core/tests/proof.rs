@@ -234,3 +234,33 @@ fn a_volume_without_proof_can_be_given_away_and_is_served_without_proof_after_a_
     assert_eq!(host.answer(gone), Some(Ok(())));
     assert!(files(&host, found) == before);
 }
+
+/// Fails when: the host that takes a volume over with a backup window writes its image when it gets
+/// the right to.
+#[test]
+fn a_rest_that_is_kept_outlasts_the_proof() {
+    let mut pair = lost_in_destage();
+    let volume = pair.replica;
+    pair.owner.hold(none);
+    pair.owner.pass(100);
+    pair.share_image();
+    let host = &mut pair.member;
+    let begins = true;
+    let kept = host.order(Command::KeepRest { volume, begins });
+    assert_eq!(host.answer(kept), Some(Ok(())));
+    host.write_bytes(volume, 4, 0xa4);
+    let proved = host.order(Command::Prove { volume });
+    host.pass(100);
+    assert_eq!(host.answer(proved), Some(Ok(())));
+    let settled = settle(&mut host.disks, volume).expect("whole");
+    let attached = host.attach_proved(volume, spec(Policy::WriteBack, "disk"), settled);
+    assert!(attached.is_ok());
+    host.count(writes_origin);
+    host.pass(HOUR_MS);
+    assert!(host.show(volume).rests && host.count(writes_origin) == 0);
+    let resume = host.order(Command::Resume { volume });
+    assert_eq!(host.answer(resume), Some(Ok(())));
+    let destage = host.destage(volume);
+    host.pass(5_000);
+    assert_eq!(host.answer(destage), Some(Ok(())));
+}
