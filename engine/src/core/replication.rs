@@ -153,7 +153,7 @@ fn gather(
     is_sent: impl Fn(&Piece) -> bool,
 ) -> Gathered {
     let (mut pieces, mut blocks) = (Vec::new(), 0);
-    for piece in map.pieces_from(from).into_iter().filter(is_sent) {
+    for piece in map.pieces_from(from).filter(is_sent) {
         let skipped = from.saturating_sub(piece.span.sector);
         let span = Span::new(piece.span.sector + skipped, piece.span.sectors - skipped);
         let content = piece.content.advance(skipped);

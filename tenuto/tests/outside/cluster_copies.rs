@@ -308,7 +308,11 @@ impl Cluster {
 
 /// Stamped writes at depth 16.
 pub fn load(seed: u64) -> Load {
-    let mut load = Load::new(1, BYTES, Promise::Prefix, seed);
+    load_that(Promise::Prefix, seed)
+}
+
+pub fn load_that(promise: Promise, seed: u64) -> Load {
+    let mut load = Load::new(1, BYTES, promise, seed);
     load.mix = Mix {
         sectors_max: 64,
         ..Mix::default()
