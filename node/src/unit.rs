@@ -490,6 +490,10 @@ impl Unit {
             }
             // An earlier boot of this host: it is the only one that has the data.
             Some(owner) if owner.is_same_host(&self.me) => self.prepare(cx),
+            // This host has another cache by now, and the origin has everything.
+            Some(owner) if owner.host == self.me.host && newest.at_origin && !copies => {
+                self.prepare(cx);
+            }
             Some(_) if self.proved == Some(newest.number) && copies => self.hand_over(cx, newest),
             Some(_) if self.proved == Some(newest.number) => self.prepare(cx),
             Some(owner) if self.links.contains(&owner.host) => {

@@ -133,7 +133,6 @@ const VOLUME: &[Verb] = &[
             "volume quiesce desk-001 --checkpoint monday",
             "volume quiesce desk-001 --agent /run/qga.sock",
             "volume quiesce desk-001 --through",
-            "volume resume desk-001",
         ],
     ),
     (

@@ -146,6 +146,31 @@ fn a_cache_device_that_is_good_again_is_used_with_a_new_copy() {
     cluster.hosts[1].stop();
 }
 
+/// Fails when: a host whose cache device was replaced waits for the one that it had.
+#[test]
+fn a_host_goes_on_with_another_cache_device() {
+    let Some((mut bench, mut load)) = failed("a_host_goes_on_with_another_cache_device") else {
+        return;
+    };
+    let cluster = &mut bench.cluster;
+    cluster.check(0, &mut load, Crash::Kill, "past the failed device");
+    // Without the time to let go of it.
+    cluster.hosts[0].kill();
+    let rig = &mut cluster.hosts[0].rig;
+    rig.lose_stage();
+    let path = rig.dir.join("new");
+    rig.cache(&path, "160MiB", TIERS);
+    rig.write_config();
+    rig.done(&["cache", "create", &path.to_string_lossy()]);
+    cluster.start(0);
+    cluster.check(0, &mut load, Crash::Kill, "with another device");
+    assert_eq!(cluster.is_full(0), 1);
+    let shown = effective(cluster, 0, "write-back");
+    assert_eq!(shown["replication"]["at_origin"], false, "{shown}");
+    cluster.write(0, &mut load, 100);
+    cluster.hosts.iter_mut().for_each(|host| drop(host.stop()));
+}
+
 /// Fails when: a block that has rotted on the device of its host is told to the guest as an error,
 /// or as it is, though the copy has it.
 #[test]

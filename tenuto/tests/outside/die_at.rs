@@ -145,6 +145,15 @@ fn a_daemon_that_dies_at_any_request_loses_nothing_acknowledged() {
             panic!("killed at request {nth}, a {request}, which was {done}: {broken}")
         });
     }
+    if !deaths.by_request.contains_key("write journal") {
+        // A few of all, which may have come between two that were chosen.
+        let kind = Some("write of atomic.img.tenuto-journal");
+        let (nth, lands) = (1, false);
+        let died = die(&scene, &before, At { kind, nth, lands }, seed + 1);
+        let (left, request) = died.expect("a destage has a journal");
+        deaths.count(&request);
+        judge(&scene, &left).unwrap_or_else(|broken| panic!("killed at a {request}: {broken}"));
+    }
     deaths.tell("one death", start);
     // With a larger step some are left out.
     if step > 1 {
