@@ -61,6 +61,8 @@ struct Opened {
 enum Phase {
     /// Its images come to rest.
     Opening,
+    /// The same, and an order has ended the rest: it is never open.
+    GivenUp,
     Open,
     Ending,
 }
@@ -355,8 +357,11 @@ impl Backups {
         }
         let mut phase = opened.phase();
         match *phase {
-            // Who opens it hears that it is given up.
-            Phase::Opening => return Ok(None),
+            // Who opens it hears that it is given up, at its end at the latest.
+            Phase::Opening | Phase::GivenUp => {
+                *phase = Phase::GivenUp;
+                return Ok(None);
+            }
             Phase::Ending => return Err(VolumeError::Changing(name.to_owned())),
             Phase::Open => {}
         }
@@ -377,6 +382,19 @@ impl Backups {
 }
 
 impl Opened {
+    /// Unless it was given up meanwhile.
+    fn is_open_from_now(&self, name: &str) -> Result<(), VolumeError> {
+        let mut phase = self.phase();
+        if *phase == Phase::GivenUp {
+            return Err(VolumeError::Command {
+                name: name.to_owned(),
+                error: Refusal::NotQuiesced.into(),
+            });
+        }
+        *phase = Phase::Open;
+        Ok(())
+    }
+
     fn phase(&self) -> MutexGuard<'_, Phase> {
         self.phase.lock().expect("no holder of this lock panics")
     }
@@ -396,8 +414,16 @@ impl Daemon {
         let opened = self.backups.reserve(&members, checkpoint)?;
         let done = self.open_window(&entry, &members, &opened);
         let done = done.and_then(|()| self.tell_window(&entry));
+        let done = done.and_then(|()| {
+            let open = opened.is_open_from_now(name);
+            if open.is_err() {
+                // The order that gave it up may have come before there was a rest.
+                let _ = self.end_window(name);
+            }
+            open
+        });
         match &done {
-            Ok(()) => *opened.phase() = Phase::Open,
+            Ok(()) => {}
             Err(_) => {
                 opened.window.cut();
                 let ended = self.end_checkpoints(&opened, false);
