@@ -340,11 +340,11 @@ impl Machine {
     }
 
     /// The host that had the volume before has given all that was asked for, or nothing.
-    pub fn end_ask(&mut self, ask: &Io, bytes: Option<&[u8]>) {
-        if let Some(bytes) = bytes {
+    pub fn end_ask(&mut self, ask: &Io, bytes: Result<&[u8], IoError>) {
+        if let Ok(bytes) = bytes {
             self.memory.scatter(&ask.slices, bytes);
         }
-        let (io, result, stat) = (ask.id, bytes.map(drop).ok_or(IoError::Away), None);
+        let (io, result, stat) = (ask.id, bytes.map(drop), None);
         self.apply(Event::Done { io, result, stat });
     }
 

@@ -354,7 +354,7 @@ impl Core {
                     recall::begin(self, cx, fetched);
                 }
             }
-            Pending::Recall { recall, part } => recall::recalled(self, cx, (recall, part), ok),
+            Pending::Recall { recall, part } => recall::recalled(self, cx, (recall, part), result),
             Pending::Fill { fill } => self.filled(cx, fill, result, started),
             Pending::LineRead { fill } => self.line_read(cx, fill, ok),
             Pending::FormerRead { fill } => self.former_read(cx, fill, ok),

@@ -14,15 +14,16 @@
 //! peer that is asked has all that was written until then; so its newest bytes are the right ones,
 //! or those of a write that the guest has made since. A destage takes them only if that is still
 //! what a read would find. A whole block must have the checksum that the log of this host has of
-//! it. A fetch ends once, with what is bad in the end. A member answers with all sectors or with
-//! none. So many are under way at most.
+//! it. A fetch ends once, with what is bad in the end. A peer that cannot be asked at present is
+//! asked again as long as it counts; one that says that it has not what it should is asked some
+//! times. A member answers with all sectors or with none. So many are under way at most.
 //! Deliberately absent: connections; images that allocate, which have no copies; what a guest or a
 //! destage does with blocks that stay bad.
 
 use super::Core;
 use super::read_op::Goal;
 use crate::adversary::{Bug, Mark, has, mark};
-use crate::event::{COPY_SECTORS_MAX, Device, Event, Op, Purpose, Refusal};
+use crate::event::{COPY_SECTORS_MAX, Device, Event, IoError, Op, Purpose, Refusal};
 use crate::fetch::{Fetched, Owner, Want};
 use crate::format::journal::{Journal, JournalEntry};
 use crate::format::record::EntryKind;
@@ -34,11 +35,12 @@ use crate::types::{
     BLOCK_BYTES, BLOCK_SECTORS, LogAddr, RequestId, SECTOR_BYTES, Serial, Span, Time, VolumeId,
 };
 use crate::volume::replication::Source;
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 /// Reads of peers under way: fewer than another host has at a time for this one.
 const IN_FLIGHT_MAX: usize = 16;
-/// How often a part is asked for, and how long it waits in between.
+/// How often it is said that a part is not there, and how long it waits in between.
 const TRIES_MAX: u32 = 5;
 const RETRY_MS: u64 = 200;
 
@@ -47,7 +49,7 @@ const RETRY_MS: u64 = 200;
 pub struct Recalls {
     recalls: Slab<Recall>,
     /// Those with parts that wait.
-    waiting: Vec<u32>,
+    waiting: VecDeque<u32>,
     in_flight: usize,
     serving: Slab<RequestId>,
 }
@@ -74,6 +76,8 @@ struct Part {
     want: Want,
     from: From,
     sector: u64,
+    asked: u32,
+    /// How often it was not there.
     tries: u32,
     state: State,
 }
@@ -157,8 +161,9 @@ fn sources(
     let mut found = Vec::new();
     let mut at = span.sector;
     while at < span.end() {
-        let mut entries = journal.iter().filter(|it| it.kind == EntryKind::Write);
-        let Some(entry) = entries.find(|it| (it.span.sector..it.span.end()).contains(&at)) else {
+        let next = journal.partition_point(|it| it.span.end() <= at);
+        let entry = journal.get(next).filter(|it| it.span.sector <= at);
+        let Some(entry) = entry.filter(|it| it.kind == EntryKind::Write) else {
             break;
         };
         let upto = entry.span.end().min(span.end());
@@ -174,8 +179,7 @@ fn sources(
     let resolved = volume.resolve(span).into_iter();
     let parts = resolved.map(|(part, content)| {
         assert!(part.sector >= span.sector && part.end() <= span.end());
-        let place = addr.plus(part.sector - span.sector);
-        let newest = matches!(content, Some(Content::Data(found)) if found == place);
+        let newest = is_at(content, addr.plus(part.sector - span.sector));
         let asks = counts && (newest || has(Bug::RecallReplaced));
         let from = match newest {
             false if guests => From::Map(content),
@@ -207,14 +211,18 @@ fn read_anew(
     None
 }
 
+/// Of the log there, and of nothing else.
+fn is_at(content: Option<Content>, addr: LogAddr) -> bool {
+    matches!(content, Some(Content::Data(found)) if found == addr)
+}
+
 /// Whether a read would find just these bytes of the log there.
 fn is_newest(core: &mut Core, id: VolumeId, span: Span, addr: LogAddr) -> bool {
     let Some(volume) = core.find(id) else {
         return false;
     };
     let is_it = |(part, content): (Span, Option<Content>)| {
-        let at = addr.plus(part.sector - span.sector);
-        matches!(content, Some(Content::Data(found)) if found == at)
+        is_at(content, addr.plus(part.sector - span.sector))
     };
     volume.resolve(span).into_iter().all(is_it) || has(Bug::RecallReplaced)
 }
@@ -280,6 +288,7 @@ fn without(core: &mut Core, cx: &mut Cx<'_>, mut fetched: Fetched) -> Option<Fet
                     want,
                     from,
                     sector: span.sector,
+                    asked: 0,
                     tries: 0,
                     state: State::Waits(cx.now),
                 }),
@@ -304,7 +313,7 @@ fn without(core: &mut Core, cx: &mut Cx<'_>, mut fetched: Fetched) -> Option<Fet
         parts,
         open,
     });
-    recalls.waiting.push(id);
+    recalls.waiting.push_back(id);
     // What was written last is on its way to them, or goes now.
     core.replicas.mark(volume);
     None
@@ -317,9 +326,9 @@ pub(super) fn pump(core: &mut Core, cx: &mut Cx<'_>) {
         if recalls.in_flight >= IN_FLIGHT_MAX {
             return;
         }
-        let id = recalls.waiting.remove(0);
+        let id = recalls.waiting.pop_front().expect("it was counted");
         if ask(core, cx, id) {
-            core.replicas.recalls.waiting.push(id);
+            core.replicas.recalls.waiting.push_back(id);
         }
         end_if_over(core, cx, id);
     }
@@ -341,11 +350,11 @@ fn ask(core: &mut Core, cx: &mut Cx<'_>, id: u32) -> bool {
         let State::Waits(until) = part.state else {
             continue;
         };
-        let (from, tries) = (part.from, part.tries);
+        let (from, turn) = (part.from, part.asked);
         let may = recalls.in_flight < IN_FLIGHT_MAX && cx.now >= until;
         let source = core
             .find(volume)
-            .map(|it| it.replication.source(upto, tries, not));
+            .map(|it| it.replication.source(upto, turn, not));
         match (from, source) {
             (From::Journal(offset), Some(_)) if may => {
                 send(core, cx, (id, at), (Device::Journal(volume), offset));
@@ -374,7 +383,7 @@ fn send(
     mark(Mark::Recalled);
     let recalls = &mut core.replicas.recalls;
     let part = &mut recalls.recalls.get(recall).parts[at];
-    (part.state, part.tries) = (State::Asked, part.tries + 1);
+    (part.state, part.asked) = (State::Asked, part.asked.wrapping_add(1));
     let slices = alloc::vec![Slice {
         place: part.want.to,
         bytes: part.want.sectors * SECTOR_BYTES,
@@ -387,37 +396,88 @@ fn send(
 }
 
 /// A part has come, or not.
-pub(super) fn recalled(core: &mut Core, cx: &mut Cx<'_>, (id, at): (u32, u32), ok: bool) {
+pub(super) fn recalled(
+    core: &mut Core,
+    cx: &mut Cx<'_>,
+    (id, at): (u32, u32),
+    result: Result<(), IoError>,
+) {
     assert!(core.replicas.recalls.in_flight > 0, "it was asked for");
     core.replicas.recalls.in_flight -= 1;
     let at = at as usize;
     let recall = core.replicas.recalls.recalls.get(id);
     let volume = recall.volume;
-    let guests = matches!(recall.fetched.owner, Owner::Read(_));
-    let part = &recall.parts[at];
+    let part = &mut recall.parts[at];
     assert!(part.state == State::Asked, "an answer has a question");
+    // Who cannot be asked at present has said nothing.
+    part.tries += u32::from(result != Err(IoError::Away));
     let (want, span, tries, from) = (part.want, part.span(), part.tries, part.from);
+    let read = match recall.fetched.owner {
+        Owner::Read(read) => Some(read),
+        _ => None,
+    };
     let same = from != From::Peer || is_newest(core, volume, span, want.addr);
     // A guest that writes where it reads may find either.
-    let good = ok && (same || guests) && (!same || has_sum(core, cx, &want));
-    if good {
-        mark(Mark::GaveRecalled);
-        let recall = core.replicas.recalls.recalls.get(id);
-        assert!(recall.open > 0, "a part ends once");
-        (recall.parts[at].state, recall.open) = (State::Over, recall.open - 1);
-        let counters = &mut core.volume(volume).counters;
-        counters.recalled_bytes += span.sectors * SECTOR_BYTES;
-    } else if (same || guests) && tries < TRIES_MAX {
-        let recalls = &mut core.replicas.recalls;
-        let until = cx.now.plus_millis(RETRY_MS);
-        recalls.recalls.get(id).parts[at].state = State::Waits(until);
-        if !recalls.waiting.contains(&id) {
-            recalls.waiting.push(id);
-        }
-    } else {
-        part_is_bad(core, id, at);
+    let fits = match same {
+        true => has_sum(core, cx, &want),
+        false => read.is_some(),
+    };
+    match read.filter(|_| !same) {
+        _ if result.is_ok() && fits => part_is_good(core, id, at),
+        Some(read) if tries < TRIES_MAX => move_part(core, cx, (id, at), read),
+        None if same && tries < TRIES_MAX => part_waits(core, cx, id, at),
+        _ => part_is_bad(core, id, at),
     }
     end_if_over(core, cx, id);
+}
+
+fn part_is_good(core: &mut Core, id: u32, at: usize) {
+    mark(Mark::GaveRecalled);
+    let recall = core.replicas.recalls.recalls.get(id);
+    assert!(recall.open > 0, "a part ends once");
+    (recall.parts[at].state, recall.open) = (State::Over, recall.open - 1);
+    let (volume, bytes) = (recall.volume, recall.parts[at].want.sectors * SECTOR_BYTES);
+    core.volume(volume).counters.recalled_bytes += bytes;
+}
+
+fn part_waits(core: &mut Core, cx: &Cx<'_>, id: u32, at: usize) {
+    let recalls = &mut core.replicas.recalls;
+    let until = cx.now.plus_millis(RETRY_MS);
+    recalls.recalls.get(id).parts[at].state = State::Waits(until);
+    if !recalls.waiting.contains(&id) {
+        recalls.waiting.push_back(id);
+    }
+}
+
+/// What a guest reads has another place by now, as the origin, which its copy lacks therefore: it
+/// is looked for there.
+fn move_part(core: &mut Core, cx: &mut Cx<'_>, (id, at): (u32, usize), read: u32) {
+    let recall = core.replicas.recalls.recalls.get(id);
+    let (volume, span, tries) = (
+        recall.volume,
+        recall.parts[at].span(),
+        recall.parts[at].tries,
+    );
+    let to = recall.parts[at].want.to;
+    (recall.parts[at].state, recall.open) = (State::Over, recall.open - 1);
+    for (sub, content) in core.volume(volume).resolve(span) {
+        let to = to.plus((sub.sector - span.sector) * SECTOR_BYTES);
+        let Some(want) = read_anew(core, cx, read, (sub, to), content) else {
+            continue;
+        };
+        let recall = core.replicas.recalls.recalls.get(id);
+        recall.parts.push(Part {
+            want,
+            from: From::Peer,
+            sector: sub.sector,
+            asked: 0,
+            tries,
+            state: State::Asked,
+        });
+        recall.open += 1;
+        let last = recall.parts.len() - 1;
+        part_waits(core, cx, id, last);
+    }
 }
 
 /// What came is what the log had, as far as it knows a checksum of just that.

@@ -621,6 +621,10 @@ impl Core {
                 let epoch = &self.volumes.known(id).epochs[at];
                 let is_sent = |piece: &Piece| !only_staged || is_staged(&self.log, piece);
                 let gathered = gather(&epoch.map, cursor.from, blocks_max, is_sent);
+                assert!(
+                    !gathered.pieces.is_empty(),
+                    "what the peer lacks of it is staged"
+                );
                 mark(Mark::SentEpoch);
                 return Some((cursor, gathered));
             }

@@ -1,7 +1,7 @@
 //! Whether a host that a record names lives, as far as this host can see.
 //!
 //! Always true: where the daemon of this host runs, its links tell, and with which cache the other
-//! host runs; else the addresses of that host are called, and whoever has its certificate lives.
+//! host runs; else the addresses of that host are called, and who has its certificate lives.
 //! Deliberately absent: proof. One that is not seen may live all the same, and is an
 //! administrator's word.
 

@@ -204,7 +204,10 @@ impl DataSink for Mail {
         let mut letters = self.letters();
         if letters.closed || letters.reads.len() >= QUESTIONS_MAX {
             drop(letters);
-            return former::refuse(&read, &*back);
+            if let Question::Left(_) = read {
+                former::refuse(&read, &*back);
+            }
+            return;
         }
         letters.reads.push_back((from, read, back));
         drop(letters);
@@ -423,9 +426,9 @@ impl<E: Decide> Shard<E> {
         } = self.copies.mail.take();
         for answer in blocks {
             let answered = self.copies.formers.answered(&mut self.memory, answer);
-            if let Some((io, good, alarm)) = answered {
+            if let Some((io, result, alarm)) = answered {
                 self.timers.cancel(alarm);
-                self.done.push_back(former::ended(&io, good));
+                self.done.push_back(former::ended(&io, result));
             }
         }
         for (from, question, back) in reads {

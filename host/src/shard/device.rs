@@ -106,14 +106,18 @@ impl<E: Decide> Shard<E> {
             let timers = &mut self.timers;
             let alarm = |at, number| timers.set(at, Alarm::Former(number));
             let back = self.copies.formers.ask(io, about, self.now, alarm);
-            return self.done.extend(back.map(|io| former::ended(&io, false)));
+            return self
+                .done
+                .extend(back.map(|io| former::ended(&io, Err(IoError::Away))));
         }
         if let Device::Peer(volume, peer) = io.device {
             let asked = (volume, self.copies.holder(volume, peer));
             let timers = &mut self.timers;
             let alarm = |at, number| timers.set(at, Alarm::Former(number));
             let back = self.copies.formers.recall(io, asked, self.now, alarm);
-            return self.done.extend(back.map(|io| former::ended(&io, false)));
+            return self
+                .done
+                .extend(back.map(|io| former::ended(&io, Err(IoError::Away))));
         }
         if self.has_remote(io.device) {
             return self.start_remote(io);

@@ -9,7 +9,8 @@
 //! ```
 //! Always true: a request of the engine ends once, with all of its bytes or with none; a block
 //! counts only with the checksum that it was sent with; what is late is not waited for, because the
-//! image has the same; a host that was late a few times in a row, or has sent what it did not
+//! image has the same, or the engine asks again; a copy says that it has not what it is asked for
+//! only if it has looked; a host that was late a few times in a row, or has sent what it did not
 //! mean, is asked no more. So many reads are under way at most, each way. Deliberately absent:
 //! which blocks may be asked for (the engine), and connections (`cluster::data`).
 
@@ -91,9 +92,11 @@ pub(super) fn refuse(read: &Question, back: &dyn Outlet) {
     back.send(Blocks { number, sums }.encode(VERSION_MAX));
 }
 
-/// What the engine hears of a request: all of it is there, or it is to look elsewhere.
-pub(super) fn ended(io: &Io, good: bool) -> (IoId, (Result<(), IoError>, Option<Stat>)) {
-    let result = if good { Ok(()) } else { Err(IoError::Away) };
+/// What the engine hears of a request: all of it is there, or is not, or cannot be asked for now.
+pub(super) fn ended(
+    io: &Io,
+    result: Result<(), IoError>,
+) -> (IoId, (Result<(), IoError>, Option<Stat>)) {
     (io.id, (result, None))
 }
 
@@ -197,7 +200,7 @@ impl Formers {
         &mut self,
         memory: &mut HostMemory,
         (host, blocks, payload): (Uuid, Blocks, Vec<u8>),
-    ) -> Option<(Io, bool, Key)> {
+    ) -> Option<(Io, Result<(), IoError>, Key)> {
         let asked = self.asked.get(&blocks.number)?;
         if asked.host != host {
             return None;
@@ -218,11 +221,11 @@ impl Formers {
                 self.forget(volume);
             }
         }
-        let good = there && meant;
-        if good {
-            scatter(memory, &io.slices, &payload[..io.bytes as usize]);
+        if !(there && meant) {
+            return Some((io, Err(IoError::Damaged), alarm));
         }
-        Some((io, good, alarm))
+        scatter(memory, &io.slices, &payload[..io.bytes as usize]);
+        Some((io, Ok(()), alarm))
     }
 
     /// A host did not answer in time.
@@ -253,7 +256,10 @@ impl Formers {
         let bytes = question.payload_bytes();
         let buffer = free.then(|| memory.buffers.allocate(bytes)).flatten();
         let Some(buffer) = buffer else {
-            refuse(&question, &*back);
+            if let Question::Left(_) = question {
+                refuse(&question, &*back);
+            }
+            // An owner asks its copy again: to hear that it has nothing would say too much.
             return None;
         };
         while self.serving.contains_key(&self.requests) {
@@ -454,7 +460,7 @@ mod tests {
         let other = (Uuid([8; 16]), blocks(read.number, &bytes), bytes.clone());
         assert_eq!(host.formers.answered(&mut memory, other), None, "not asked");
         let (io, good, alarm) = host.formers.answered(&mut memory, answer()).expect("asked");
-        assert!(good && io.id == IoId(1));
+        assert!(good.is_ok() && io.id == IoId(1));
         host.timers.cancel(alarm);
         assert_eq!(host.timers.next(), None);
         let mut found = [0; 2];
@@ -470,13 +476,13 @@ mod tests {
         assert_eq!(host.ask(1), None);
         let nothing = (HOST, blocks(host.way.read().number, &[]), Vec::new());
         let ended = host.formers.answered(&mut memory, nothing);
-        assert!(matches!(ended, Some((_, false, _))));
+        assert!(matches!(ended, Some((_, Err(IoError::Damaged), _))));
         assert_eq!(host.ask(2), None, "it is asked again");
         let mut bytes = vec![5; 8192];
         let said = blocks(host.way.read().number, &bytes);
         bytes[8191] ^= 1;
         let ended = host.formers.answered(&mut memory, (HOST, said, bytes));
-        assert!(matches!(ended, Some((_, false, _))));
+        assert!(matches!(ended, Some((_, Err(IoError::Damaged), _))));
         assert_eq!(host.ask(3), Some(io(3)), "it is asked no more");
     }
 

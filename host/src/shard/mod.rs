@@ -46,7 +46,7 @@ use copies::Copies;
 use device::{Ending, Running};
 use engine::chart::{Cursor, Page};
 use engine::engine::{Engine, OpenError, Settled};
-use engine::event::{Action, Credit, Device, Event, Refusal, VolumeSpec};
+use engine::event::{Action, Credit, Device, Event, IoError, Refusal, VolumeSpec};
 use engine::image::Image;
 use engine::layout::Part;
 use engine::memory::Memory;
@@ -624,7 +624,8 @@ impl<E: Decide> Shard<E> {
             Alarm::Limit(volume) => self.end_limit(volume),
             Alarm::Former(number) => {
                 let late = self.copies.formers.is_late(number);
-                self.done.extend(late.map(|io| former::ended(&io, false)));
+                self.done
+                    .extend(late.map(|io| former::ended(&io, Err(IoError::Away))));
             }
             Alarm::StopAnyway => self.stop_anyway(),
         }

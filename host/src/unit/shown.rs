@@ -4,8 +4,26 @@ use super::copies::{CopyPlace, LearnerShown, MemberShown, Replication};
 use super::owning::What;
 use super::{Entry, Manager, State};
 use engine::types::Uuid;
+use node::set::{self, OwnLog};
+use node::taker;
 use node::unit::{Answer, Unit};
-use node::{set, taker};
+
+const RESCUED: &str = "the cache of this host fails, and what it holds is being brought to its \
+                       image; the copies on other hosts are kept until then";
+const PAST_LOG: &str = "the cache of this host has failed, so no copy is made; flushes are answered \
+                        when its image has them";
+
+/// The same where the log of this host, or the lack of copies, tells more.
+fn with_log(set: &set::Set, words: String) -> String {
+    match (set::own_log_of(set), set.record().at_origin) {
+        (OwnLog::Good, false) => words,
+        (OwnLog::Good, true) => {
+            format!("{words}; until it has one, flushes are answered when its image has them")
+        }
+        (OwnLog::Fails, _) => RESCUED.to_owned(),
+        (OwnLog::Past, _) => PAST_LOG.to_owned(),
+    }
+}
 
 impl Manager {
     pub(super) fn describe_lent(&self, entry: &Entry) -> (&'static str, Option<String>) {
@@ -172,10 +190,8 @@ impl Manager {
                 let counted = shown.iter().filter(|peer| peer.counts && !peer.unfit);
                 let counted = counted.map(|peer| peer.member.host);
                 let counted: Vec<Uuid> = counted.chain([self.member.me.host]).collect();
-                let mut words = self.degraded_by(entry, &counted, learner);
-                if set.record().at_origin {
-                    words += "; until it has one, flushes are answered when its image has them";
-                }
+                let words = self.degraded_by(entry, &counted, learner);
+                let words = with_log(set, words);
                 ("degraded", Some(words))
             }
         };

@@ -10,7 +10,7 @@
 //! long a link takes.
 
 use super::Handed;
-use engine::event::{Event, Io, Refusal};
+use engine::event::{Event, Io, IoError, Refusal};
 use engine::types::{BufferId, RequestId};
 
 /// Of a thousand asks, so many do not reach the other host.
@@ -131,6 +131,7 @@ impl Handed {
             Some(_) => self.counters.remote += 1,
             None => self.counters.refused += 1,
         }
-        self.owner.end_ask(&ask, bytes.as_deref());
+        self.owner
+            .end_ask(&ask, bytes.as_deref().ok_or(IoError::Away));
     }
 }

@@ -12,11 +12,13 @@
 //! read of a copy. Deliberately absent: copies that are lost at the same time.
 
 use super::{BRING_UP_MAX, Pair, SECTORS, at_origin, ends};
-use engine::event::{Device, Event, Io, Refusal};
+use engine::event::{Device, Event, Io, IoError, Refusal};
 use engine::types::{BufferId, RequestId};
 
 /// Turns in which the image has to get everything.
 const TURNS_MAX: u32 = 60_000;
+/// Of a thousand reads of a copy so many get no answer.
+const REFUSED: u64 = 400;
 const TIMES: [u64; 3] = [100_000, 7_000_000, 150_000_000];
 
 /// What happened of that.
@@ -59,9 +61,9 @@ pub(super) fn step(pair: &mut Pair) -> Result<(), String> {
             return Err(format!("no host is asked: {io:?}"));
         };
         let at = pair.peers.iter().position(|it| it.id == peer);
-        let at = at.filter(|at| pair.peers[*at].linked && !pair.rng.chance(50));
+        let at = at.filter(|at| pair.peers[*at].linked && !pair.rng.chance(REFUSED));
         let Some(at) = at else {
-            pair.owner.end_ask(&io, None);
+            pair.owner.end_ask(&io, Err(IoError::Away));
             continue;
         };
         let of = &mut pair.peers[at];
@@ -92,13 +94,14 @@ pub(super) fn step(pair: &mut Pair) -> Result<(), String> {
         let bytes = of.host.memory.buffer_remove(recall.buffer);
         let there = of.linked && of.link == recall.link;
         let bytes = match answer {
-            Ok(()) => Some(bytes),
-            Err(Refusal::Gone) => None,
+            _ if !there => Err(IoError::Away),
+            Ok(()) => Ok(bytes),
+            Err(Refusal::Gone) => Err(IoError::Damaged),
             Err(refusal) => return Err(format!("a copy is not read: {refusal}")),
         };
-        pair.counters.failing.recalled += u64::from(bytes.is_some() && there);
-        pair.owner
-            .end_ask(&recall.io, bytes.as_deref().filter(|_| there));
+        pair.counters.failing.recalled += u64::from(bytes.is_ok());
+        let bytes = bytes.as_deref().map_err(|error| *error);
+        pair.owner.end_ask(&recall.io, bytes);
     }
     Ok(())
 }

@@ -99,7 +99,11 @@ fn failed(test: &str) -> Option<(Bench, Load)> {
     assert!(recalled > Some(1 << 20), "of the copy: {shown}");
     let said = bench.cluster.hosts[0].rig.tenuto(&["status", "-x"]);
     assert_eq!(said.status.code(), Some(EXIT_FAILED));
-    assert!(text_of(&said).contains("degraded"), "{}", text_of(&said));
+    let said = text_of(&said);
+    assert!(
+        said.contains("degraded: the cache of this host has failed"),
+        "{said}"
+    );
     Some((bench, load))
 }
 

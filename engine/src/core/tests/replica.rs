@@ -4,7 +4,7 @@
 //! had when it left; all else of the two hosts is apart.
 
 use super::{Host, none, spec, writes_origin};
-use crate::event::{Batch, Command, Credit, Device, Event, Io, IoError, Op, Refusal, ReplicaSpec};
+use crate::event::{Batch, Command, Credit, Device, Event, Io, Op, Refusal, ReplicaSpec};
 use crate::format::record::EntryKind;
 use crate::map::Content;
 use crate::memory::model::Bytes;
@@ -546,33 +546,6 @@ pub fn delta_behind_a_gap() -> bool {
     pair.owner.flush(pair.disk);
     assert_eq!(pair.owner.sent.len(), 1);
     pair.carry() == Some(Some(Err(Refusal::OutOfRange)))
-}
-
-/// The device of the owner dies under what the peer has as well. True if the image is not written
-/// past the log while the peer counts.
-pub fn past_the_log_with_a_copy(dead: fn(&Io) -> Option<IoError>) -> bool {
-    let mut pair = Pair::new();
-    let disk = pair.disk;
-    pair.owner.write_bytes(disk, 3, 0xa1);
-    pair.owner.flush(disk);
-    pair.carry_all();
-    let count = pair.count();
-    assert_eq!(pair.owner.answer(count), Some(Ok(())));
-    pair.owner.fail(dead);
-    pair.owner.write_bytes(disk, 4, 0xa2);
-    let flush = pair.owner.flush(disk);
-    for _ in 0..30 {
-        pair.owner.pass(1_000);
-        pair.carry_all();
-    }
-    let shown = pair.owner.core.copy(disk).expect("it is there");
-    assert!(shown.past_log && !shown.dirty && shown.at_origin);
-    let waits = !pair.owner.show(disk).past_log;
-    pair.stop(false);
-    pair.owner.pass(1_000);
-    assert!(pair.owner.show(disk).past_log);
-    assert_eq!(pair.owner.answer(flush), Some(Ok(())));
-    waits
 }
 
 /// A peer that does not count has an old write of a block; the newer one goes to the image before
