@@ -10,8 +10,8 @@ use node::unit::{Answer, Unit};
 
 const RESCUED: &str = "the cache of this host fails, and what it holds is being brought to its \
                        image; the copies on other hosts are kept until then";
-const PAST_LOG: &str = "the cache of this host has failed, so no copy is made; flushes are answered \
-                        when its image has them";
+const PAST_LOG: &str = "the cache of this host has failed, so no copy is made; flushes are \
+                        answered when its image has them";
 
 /// The same where the log of this host, or the lack of copies, tells more.
 fn with_log(set: &set::Set, words: String) -> String {
